@@ -1,0 +1,111 @@
+"""The one transition that ends holds by time, whoever calls it: worker or sweep.
+
+Given (hold, generation) pairs it runs one statement and answers an outcome per pair. The row decides: a
+wake-up that is early, late, stale or doubled is a counted no-op.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+from prometheus_client import Counter, Histogram
+
+from expiry.deadletters import Failure, record_failure
+from expiry.holds import ENDED, Conn
+from expiry.settings import Settings
+
+OUTCOMES = ("expired", "early", "stale", "ended", "contended", "missing", "failed", "dead")
+ATTEMPTS = Counter("expiry_attempts", "Holds that a statement tried to expire.", ["outcome", "by"])
+LAG = Histogram(
+    "expiry_lag_seconds",
+    "End of an expired hold minus its deadline, on the database's clock.",
+    ["by"],
+    buckets=(0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600),
+)
+BATCH_SECONDS = Histogram(
+    "expiry_batch_seconds",
+    "Duration of one expiring statement.",
+    ["by"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
+)
+for _by in ("worker", "sweep"):
+    LAG.labels(_by)
+    BATCH_SECONDS.labels(_by)
+    for _outcome in OUTCOMES:
+        ATTEMPTS.labels(_outcome, _by)
+
+# SQLSTATE classes of errors that lie in the row itself: data exception, integrity constraint, PL/pgSQL.
+_ROW_ERRORS = frozenset({"22", "23", "P0"})
+
+
+class Wake(NamedTuple):
+    """What a wake-up says: expire this hold if it still has this generation."""
+
+    hold_id: UUID
+    generation: int
+
+
+class Outcome(NamedTuple):
+    """What became of one wake.
+
+    `ms`: lag of an expired hold, what is left of an early one, wait before the next attempt of a failed
+    one; `at_ms`: the database's clock, ms since 1970.
+    """
+
+    kind: str
+    ms: float
+    at_ms: float
+
+
+EXPIRE = "SELECT outcome, ms, at_ms FROM expiry_expire($1, $2, $3)"
+
+
+async def expire(conn: Conn, wakes: Sequence[Wake], *, by: str) -> list[Outcome]:
+    """Expire those of the holds that are due and still have that generation: one statement, in order.
+
+    Raises what asyncpg raises; then none of them changed.
+    """
+    rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
+    return [Outcome(*row.values()) for row in rows]
+
+
+async def expire_batch(
+    conn: Conn, wakes: Sequence[Wake], *, by: str, settings: Settings
+) -> list[Outcome]:
+    """Expire a batch; a row that fails by its own fault cannot keep the others from ending.
+
+    Such a row is found by bisection, backed off, and dead-lettered after `attempts_max`. An outage is
+    raised as it is and counts against nobody.
+    """
+    with BATCH_SECONDS.labels(by).time():
+        outcomes = await _bisect(conn, wakes, by, settings)
+    for kind, count in Tally(o.kind for o in outcomes).items():
+        ATTEMPTS.labels(kind, by).inc(count)
+    lag = LAG.labels(by)
+    for outcome in outcomes:
+        if outcome.kind == "expired":
+            lag.observe(outcome.ms / 1000)
+    ENDED.labels("expired").inc(sum(o.kind == "expired" for o in outcomes))
+    return outcomes
+
+
+async def _bisect(
+    conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings
+) -> list[Outcome]:
+    try:
+        return await expire(conn, wakes, by=by)
+    except asyncpg.PostgresError as error:
+        if (error.sqlstate or "")[:2] not in _ROW_ERRORS:
+            raise
+        if len(wakes) == 1:
+            failure = await record_failure(conn, *wakes[0], error=error, settings=settings)
+            return [_failed(failure)]
+    half = len(wakes) // 2
+    first = await _bisect(conn, wakes[:half], by, settings)
+    return first + await _bisect(conn, wakes[half:], by, settings)
+
+
+def _failed(failure: Failure) -> Outcome:
+    return Outcome("dead" if failure.dead else "failed", failure.wait_s * 1000, failure.at_ms)

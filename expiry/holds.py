@@ -1,0 +1,431 @@
+"""The hold and its verbs: place, renew, confirm, release, return, get.
+
+Each takes the caller's own connection, so that it happens in the caller's transaction, and is one
+statement: it either did what it says or raised and left nothing behind. The functions it calls are in
+schema.sql. Wake-ups are enqueued after the commit (`expiry.wakeups`); without that the sweep finds the
+hold all the same.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+from prometheus_client import Counter
+
+from expiry import errors
+
+Conn: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
+Seconds: TypeAlias = "int | float | Decimal | timedelta"
+
+ITEMS_MAX = 50
+TTL_S_MAX = 31_536_000  # a year
+TEXT_MAX = 255
+QUANTITY_MAX = 1_000_000_000
+
+PLACED = Counter("expiry_holds_placed", "Holds placed.")
+ENDED = Counter("expiry_holds_ended", "Holds that left `held`, or came back.", ["state"])
+RENEWED = Counter("expiry_holds_renewed", "Renewals.")
+RECLAIMED = Counter("expiry_holds_reclaimed", "Overdue holds ended by a place that needed their units.")
+for _state in ("confirmed", "released", "expired", "returned"):
+    ENDED.labels(_state)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """So many units of one resource."""
+
+    resource_id: str
+    quantity: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A hold as its row says it is."""
+
+    id: UUID
+    tenant_id: str
+    state: str
+    generation: int
+    items: tuple[Item, ...]
+    holder: str | None
+    external_ref: str | None
+    metadata: dict[str, Any] | None
+    placed_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None = None
+    ended_by: str | None = None
+    returned_at: datetime | None = None
+    max_renewals: int | None = None
+    lifetime_ends_at: datetime | None = None
+
+    @property
+    def renewals(self) -> int:
+        """How often the hold was renewed."""
+        return self.generation - 1
+
+    def state_at(self, now: datetime) -> str:
+        """Answer the state at `now` on the database's clock: past the deadline nothing is held."""
+        return "expired" if self.state == "held" and self.expires_at <= now else self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a caller asks to be held: give `ttl_s` (at most six decimals) or `expires_at`."""
+
+    items: Sequence[Item]
+    ttl_s: Seconds | None = None
+    expires_at: datetime | None = None
+    holder: str | None = None
+    external_ref: str | None = None
+    metadata: dict[str, Any] | None = None
+    max_renewals: int | None = None
+    max_lifetime_s: Seconds | None = None
+    replaces: UUID | None = None
+    id: UUID = field(default_factory=lambda: uuid7())
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What `place_many` did: the holds in order, or those of the first request with this key."""
+
+    holds: list[Hold]
+    replayed: bool = False
+    reclaimed: int = 0  # overdue holds that were ended on the way; debt for the governor
+
+
+def uuid7() -> UUID:
+    """Answer a time-ordered id (RFC 9562 version 7), so that new rows share index pages."""
+    millis = time.time_ns() // 1_000_000
+    tail = int.from_bytes(os.urandom(10), "big") & ~(0xF << 76) & ~(0x3 << 62)
+    return UUID(int=millis << 80 | tail | 0x7 << 76 | 0x2 << 62)
+
+
+async def place(  # noqa: PLR0913 - a hold has that many properties, all by name
+    conn: Conn,
+    *,
+    tenant_id: str,
+    items: Sequence[Item],
+    ttl_s: Seconds | None = None,
+    expires_at: datetime | None = None,
+    holder: str | None = None,
+    external_ref: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    max_renewals: int | None = None,
+    max_lifetime_s: Seconds | None = None,
+    replaces: UUID | None = None,
+    by: str = "python",
+    idempotency_key: str | None = None,
+) -> Hold:
+    """Hold the items until `ttl_s` from now (1 s to a year) or `expires_at`, all or none.
+
+    Overdue holds that stand in the way are expired first. A repeat with the same key answers the first
+    hold. Raises InsufficientCapacityError (facts: available, resource_id), BusyError (come again),
+    OutOfRangeError, KeyInProgressError, KeyReusedError, HoldNotFoundError or AlreadyEndedError (of
+    `replaces`).
+    """
+    wanted = Wanted(
+        items=items,
+        ttl_s=ttl_s,
+        expires_at=expires_at,
+        holder=holder,
+        external_ref=external_ref,
+        metadata=metadata,
+        max_renewals=max_renewals,
+        max_lifetime_s=max_lifetime_s,
+        replaces=replaces,
+    )
+    key = None
+    if idempotency_key is not None:
+        key = (idempotency_key, json.dumps(_request(wanted) | {"id": None}, sort_keys=True).encode())
+    placement = await place_many(conn, [wanted], tenant_id=tenant_id, by=by, key=key)
+    return placement.holds[0]
+
+
+PLACE = "SELECT outcome, detail::text FROM expiry_place($1, $2::text::jsonb, $3, $4, $5, $6)"
+
+
+async def place_many(
+    conn: Conn,
+    wanted: Sequence[Wanted],
+    *,
+    tenant_id: str,
+    by: str = "python",
+    route: str = "place",
+    key: tuple[str, bytes] | None = None,
+) -> Placement:
+    """Place several holds in one statement, all or none, without deadlocks among such calls.
+
+    `key` is an idempotency key and what tells two request bodies apart (say, their hash). Raises as
+    `place` does.
+    """
+    if not wanted:
+        return Placement([])
+    requests = json.dumps([_request(w) for w in wanted])
+    name, body = key if key is not None else (None, None)
+    row = await _fetch(conn, PLACE, tenant_id, requests, by, route, name, body)
+    outcome, detail = row["outcome"], json.loads(row["detail"])
+    if outcome not in ("placed", "replayed"):
+        raise _refusal(outcome, detail)
+    placed_at = datetime.fromisoformat(detail["placed_at"])
+    ids = [UUID(i) for i in detail["ids"]] if outcome == "replayed" else [w.id for w in wanted]
+    holds = [_placed(w, i, tenant_id, placed_at) for w, i in zip(wanted, ids, strict=True)]
+    if outcome == "replayed":
+        return Placement(holds, replayed=True)
+    PLACED.inc(len(holds))
+    RECLAIMED.inc(detail["reclaimed"])
+    ENDED.labels("expired").inc(detail["reclaimed"])
+    return Placement(holds, reclaimed=detail["reclaimed"])
+
+
+_COLUMNS = (
+    "id, tenant_id, state, generation, resource_ids, quantities, holder, external_ref, metadata, "
+    "placed_at, expires_at, ended_at, ended_by, returned_at, max_renewals, lifetime_ends_at"
+)
+_FIELDS = ", ".join(
+    f"(f.hold).{c}::text" if c == "metadata" else f"(f.hold).{c}" for c in _COLUMNS.split(", ")
+)
+
+RENEW = f"SELECT f.outcome, {_FIELDS} FROM expiry_renew($1, $2, $3, $4, $5, $6) f"  # noqa: S608
+
+
+async def renew(
+    conn: Conn,
+    hold_id: UUID,
+    *,
+    tenant_id: str,
+    ttl_s: Seconds | None = None,
+    expires_at: datetime | None = None,
+    generation: int | None = None,
+    by: str = "python",
+) -> Hold:
+    """Move the deadline to `ttl_s` from now or to `expires_at`; every older wake-up becomes a no-op.
+
+    Raises HoldNotFoundError, HoldExpiredError, AlreadyEndedError, GenerationMismatchError (when
+    `generation` is given and not the current one), LimitReachedError, OutOfRangeError, BusyError.
+    """
+    ttl_us = _one_deadline(ttl_s, expires_at)
+    row = await _fetch(conn, RENEW, tenant_id, hold_id, generation, ttl_us, expires_at, by)
+    if row["outcome"] != "renewed":
+        raise _refusal(row["outcome"], {}, row)
+    RENEWED.inc()
+    return _hold(row)
+
+
+async def confirm(
+    conn: Conn, hold_id: UUID, *, tenant_id: str, generation: int | None = None, by: str = "python"
+) -> Hold:
+    """Keep the units for good. Repeating it answers the same hold and has no new effect.
+
+    Raises HoldNotFoundError, HoldExpiredError, AlreadyEndedError, GenerationMismatchError, BusyError.
+    """
+    return await _finish(conn, "confirm", hold_id, tenant_id, generation, by, None)
+
+
+async def release(
+    conn: Conn,
+    hold_id: UUID,
+    *,
+    tenant_id: str,
+    generation: int | None = None,
+    by: str = "python",
+    reason: str | None = None,
+) -> Hold:
+    """Give the units back before the deadline. Repeating it has no new effect.
+
+    Raises HoldNotFoundError, AlreadyEndedError (an expired hold too), GenerationMismatchError, BusyError.
+    """
+    return await _finish(conn, "release", hold_id, tenant_id, generation, by, reason)
+
+
+async def return_(
+    conn: Conn,
+    hold_id: UUID,
+    *,
+    tenant_id: str,
+    generation: int | None = None,
+    by: str = "python",
+    reason: str | None = None,
+) -> Hold:
+    """Give a confirmed hold's units back (refund, cancelled order). Repeating it has no new effect.
+
+    Raises HoldNotFoundError, NotConfirmedError, AlreadyEndedError, GenerationMismatchError, BusyError.
+    """
+    return await _finish(conn, "return", hold_id, tenant_id, generation, by, reason)
+
+
+GET = (
+    f"SELECT {_COLUMNS.replace('metadata', 'metadata::text')} "  # noqa: S608
+    "FROM holds WHERE id = $1 AND tenant_id = $2"
+)
+
+
+async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
+    """Answer the hold. Raises HoldNotFoundError, for another tenant's hold too."""
+    row = await conn.fetchrow(GET, hold_id, tenant_id)
+    if row is None:
+        raise errors.HoldNotFoundError(hold_id=str(hold_id))
+    return _hold(row)
+
+
+FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"  # noqa: S608
+
+
+async def _finish(  # noqa: PLR0913
+    conn: Conn,
+    verb: str,
+    hold_id: UUID,
+    tenant_id: str,
+    generation: int | None,
+    by: str,
+    reason: str | None,
+) -> Hold:
+    row = await _fetch(conn, FINISH, tenant_id, hold_id, verb, generation, by, reason)
+    outcome = row["outcome"]
+    if outcome not in ("done", "repeated"):
+        # An expired hold cannot be released or returned: it has ended in another way.
+        gone = "ended" if outcome == "expired" and verb != "confirm" else outcome
+        raise _refusal(gone, {}, row)
+    if outcome == "done":
+        ENDED.labels(row["state"]).inc()
+    return _hold(row)
+
+
+async def _fetch(conn: Conn, statement: str, *args: object) -> asyncpg.Record:
+    """Run a verb; what other transactions cause is BusyError, so that every caller may come again."""
+    try:
+        row: asyncpg.Record | None = await conn.fetchrow(statement, *args)
+    except (
+        asyncpg.LockNotAvailableError,
+        asyncpg.DeadlockDetectedError,
+        asyncpg.SerializationError,
+        asyncpg.QueryCanceledError,
+    ) as error:
+        raise errors.BusyError from error
+    assert row is not None  # noqa: S101 - the functions answer one row
+    return row
+
+
+def _request(wanted: Wanted) -> dict[str, Any]:
+    """Say it as expiry_place reads it. Raises OutOfRangeError for what no database need see."""
+    ids = [i.resource_id for i in wanted.items]
+    if not 1 <= len(ids) <= ITEMS_MAX or len(set(ids)) != len(ids):
+        raise errors.OutOfRangeError(f"a hold takes 1 to {ITEMS_MAX} resources, none of them twice")
+    for item in wanted.items:
+        if not 1 <= len(item.resource_id) <= TEXT_MAX or not 1 <= item.quantity <= QUANTITY_MAX:
+            raise errors.OutOfRangeError("resource_id: 1 to 255 characters; quantity: 1 to 10^9")
+    lifetime = wanted.max_lifetime_s
+    return {
+        "id": str(wanted.id),
+        "ttl_us": _one_deadline(wanted.ttl_s, wanted.expires_at),
+        "expires_at": None if wanted.expires_at is None else wanted.expires_at.isoformat(),
+        "resource_ids": ids,
+        "quantities": [i.quantity for i in wanted.items],
+        "holder": wanted.holder,
+        "external_ref": wanted.external_ref,
+        "metadata": wanted.metadata,
+        "max_renewals": wanted.max_renewals,
+        "max_lifetime_us": None if lifetime is None else _micros(lifetime, "max_lifetime_s"),
+        "replaces": None if wanted.replaces is None else str(wanted.replaces),
+    }
+
+
+def _one_deadline(ttl_s: Seconds | None, expires_at: datetime | None) -> int | None:
+    if (ttl_s is None) == (expires_at is None):
+        raise errors.OutOfRangeError("give either ttl_s or expires_at")
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise errors.OutOfRangeError("expires_at needs a time zone")
+    return None if ttl_s is None else _micros(ttl_s, "ttl_s")
+
+
+def _micros(seconds: Seconds, name: str) -> int:
+    """Answer whole microseconds, exactly as written: 0.1 means 100000, not its binary neighbour."""
+    if isinstance(seconds, timedelta):
+        exact = Decimal(seconds // timedelta(microseconds=1)) / 1_000_000
+    elif isinstance(seconds, bool) or not isinstance(seconds, int | float | Decimal):
+        raise errors.OutOfRangeError(f"{name} is a number of seconds")
+    else:
+        exact = Decimal(str(seconds))
+    if not exact.is_finite() or not 1 <= exact <= TTL_S_MAX:
+        raise errors.OutOfRangeError(f"{name} is from 1 to {TTL_S_MAX} seconds")
+    if exact * 1_000_000 % 1:
+        raise errors.OutOfRangeError(f"{name} has at most six decimals")
+    return int(exact * 1_000_000)
+
+
+def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime) -> Hold:
+    """Build the hold as it was placed: the request and the database's clock say all of it."""
+    lifetime = wanted.max_lifetime_s
+    expires_at = wanted.expires_at
+    if wanted.ttl_s is not None:
+        expires_at = placed_at + timedelta(microseconds=_micros(wanted.ttl_s, "ttl_s"))
+    assert expires_at is not None  # noqa: S101 - _one_deadline saw to it
+    return Hold(
+        id=hold_id,
+        tenant_id=tenant_id,
+        state="held",
+        generation=1,
+        items=tuple(wanted.items),
+        holder=wanted.holder,
+        external_ref=wanted.external_ref,
+        metadata=wanted.metadata,
+        placed_at=placed_at,
+        expires_at=expires_at,
+        max_renewals=wanted.max_renewals,
+        lifetime_ends_at=None
+        if lifetime is None
+        else placed_at + timedelta(microseconds=_micros(lifetime, "max_lifetime_s")),
+    )
+
+
+def _hold(row: asyncpg.Record) -> Hold:
+    values = dict(row)
+    values.pop("outcome", None)
+    items = zip(values.pop("resource_ids"), values.pop("quantities"), strict=True)
+    metadata = values.pop("metadata")
+    return Hold(
+        items=tuple(Item(r, q) for r, q in items),
+        metadata=None if metadata is None else json.loads(metadata),
+        **values,
+    )
+
+
+_REFUSALS: dict[str, type[errors.ExpiryError]] = {
+    "key_in_progress": errors.KeyInProgressError,
+    "key_reused": errors.KeyReusedError,
+    "out_of_range": errors.OutOfRangeError,
+    "insufficient_capacity": errors.InsufficientCapacityError,
+    "busy": errors.BusyError,
+    "replaced_missing": errors.HoldNotFoundError,
+    "replaced_ended": errors.AlreadyEndedError,
+    "missing": errors.HoldNotFoundError,
+    "generation": errors.GenerationMismatchError,
+    "expired": errors.HoldExpiredError,
+    "ended": errors.AlreadyEndedError,
+    "not_confirmed": errors.NotConfirmedError,
+    "limit": errors.LimitReachedError,
+}
+
+
+def _refusal(
+    outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = None
+) -> errors.ExpiryError:
+    """Turn a function's outcome into its error, with the facts that the API passes on."""
+    message = None
+    if outcome == "out_of_range":
+        message = "expires_at is at least 1 second and at most a year ahead of the database's clock"
+    if row is not None and row["id"] is not None:
+        expired = row["state"] in ("held", "expired") and outcome in ("expired", "ended")
+        facts = {
+            "hold_id": str(row["id"]),
+            "current_state": "expired" if expired else row["state"],
+            "current_generation": row["generation"],
+        } | ({"expired_at": row["expires_at"]} if expired else {})
+    return _REFUSALS[outcome](message, **facts)

@@ -1,0 +1,184 @@
+"""Every setting of the service, with its unit, default, range and reason: `EXPIRY_*` in the environment.
+
+Only the command line reads the environment (`Settings()`); everything else is handed what it needs.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Mode = Literal["hybrid", "queue", "sweep"]
+
+
+class Settings(BaseSettings):
+    """Validated once at start, printed with secrets masked."""
+
+    model_config = SettingsConfigDict(env_prefix="EXPIRY_", extra="ignore", frozen=True)
+
+    # --- stores
+    database_url: SecretStr = Field(
+        default=SecretStr("postgresql://localhost/expiry"),
+        description="PostgreSQL 14 or newer, where holds live.",
+    )
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://localhost:6379/0"),
+        description="Redis 6.2 or newer, or Valkey, where wake-ups live (not needed in sweep mode).",
+    )
+    database_pool_max: int = Field(
+        default=10, ge=2, le=1000, description="Connections to PostgreSQL of one process, at most."
+    )
+    database_pooler: bool = Field(
+        default=False,
+        description="True behind a pooler in transaction mode (PgBouncer): no prepared statements, "
+        "no session settings.",
+    )
+    statement_timeout_s: float = Field(
+        default=10,
+        gt=0,
+        le=600,
+        description="Longest statement, s; one that hangs must not hold its locks.",
+    )
+    redis_timeout_s: float = Field(
+        default=2,
+        gt=0,
+        le=60,
+        description="Longest wait for one answer of Redis, s; wake-ups are hints, nobody waits long.",
+    )
+
+    # --- the two ways to the same door
+    mode: Mode = Field(
+        default="hybrid",
+        description="hybrid: queue and sweep; queue: no sweep; sweep: no Redis at all.",
+    )
+    queue: str = Field(
+        default="expiry:wakeups",
+        min_length=1,
+        max_length=200,
+        description="Sorted set of the wake-ups in Redis; services that share a Redis need one each.",
+    )
+    horizon_s: float = Field(
+        default=900,
+        ge=10,
+        le=86_400,
+        description="Only deadlines this near live in Redis, s; bounds its memory.",
+    )
+    lease_s: float = Field(
+        default=30,
+        ge=1,
+        le=3600,
+        description="A claimed wake-up comes due again after this, s, unless settled: a killed worker's "
+        "holds wait no longer.",
+    )
+    batch_max: int = Field(
+        default=500, ge=1, le=5000, description="Holds expired by one statement, at most."
+    )
+    batches_in_flight_max: int = Field(
+        default=2,
+        ge=1,
+        le=16,
+        description="Statements of one worker running at once, at most: one runs while the next is "
+        "claimed.",
+    )
+    worker_enabled: bool = Field(default=True, description="Run the worker loop in this process.")
+    promoter_enabled: bool = Field(
+        default=True, description="Run the promoter loop in this process."
+    )
+    promoter_interval_s: float = Field(
+        default=5,
+        ge=0.1,
+        le=300,
+        description="Time between two slices loaded into Redis, and between two checks for a Redis "
+        "that lost its data, s.",
+    )
+    sweep_enabled: bool = Field(default=True, description="Run the sweep loop in this process.")
+    sweep_interval_s: float = Field(
+        default=1,
+        ge=0.05,
+        le=3600,
+        description="Time between two passes over what is overdue, s; part of the bound on lateness "
+        "when Redis is away.",
+    )
+    sweep_grace_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="The sweep leaves this long to the queue, s; unset: 2, and 0 in sweep mode.",
+    )
+    attempts_max: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Failures of one row, by its own fault, before it becomes a dead letter.",
+    )
+    retry_base_s: float = Field(
+        default=1,
+        gt=0,
+        le=3600,
+        description="Wait after a row's first failure, s; doubles with each, at most 300, with jitter.",
+    )
+
+    # --- keeping the tables small
+    prune_enabled: bool = Field(default=True, description="Run the prune loop in this process.")
+    prune_interval_s: float = Field(
+        default=60, ge=1, le=86_400, description="Time between two prunings, s."
+    )
+    retention_s: float = Field(
+        default=30 * 86_400,
+        ge=86_400,
+        description="Ended holds, their events and idempotency keys are kept this long, s.",
+    )
+
+    # --- HTTP
+    api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    api_port: int = Field(
+        default=8080, ge=0, le=65_535, description="Port of the API; 0 picks a free one."
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="Port for /healthz, /readyz and /metrics of a process without the API; unset: "
+        "none there, and on the API's own port otherwise.",
+    )
+
+    # --- logging and stopping
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, json otherwise."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe event that is written."
+    )
+    stop_grace_s: float = Field(
+        default=4,
+        gt=0,
+        le=600,
+        description="After SIGTERM, running requests and batches get this long to finish, s.",
+    )
+
+    @property
+    def queue_used(self) -> bool:
+        """Whether wake-ups are written and read at all."""
+        return self.mode != "sweep"
+
+    @property
+    def grace_s(self) -> float:
+        """How long an overdue hold is left to the queue before the sweep takes it, s."""
+        if self.sweep_grace_s is not None:
+            return self.sweep_grace_s
+        return 0 if self.mode == "sweep" else 2
+
+    @property
+    def enqueue_within_s(self) -> float:
+        """Deadlines nearer than this are enqueued by whoever places or renews, s.
+
+        Past the horizon by more than the promoter needs for two rounds, so that a hold is in reach of
+        one of the two at any time.
+        """
+        return self.horizon_s + 2 * self.promoter_interval_s + 10
+
+    @model_validator(mode="after")
+    def _some_way_out(self) -> Self:
+        if self.mode == "queue" and self.sweep_grace_s is not None:
+            raise ValueError("EXPIRY_SWEEP_GRACE_S has no meaning in queue mode: unset it")
+        return self

@@ -1,0 +1,38 @@
+"""The governor: how many transitions per second may start now, for a whole fleet.
+
+It knows nothing of what is started. A `Bucket` (Redis, PostgreSQL or in process) holds the permits
+that the fleet shares, `bucket_library()` is the same bucket for a Lua script to take them in, and a
+`Limiter` is the door for any asyncio loop.
+"""
+
+from governor.bucket import (
+    GOVERNOR_BUCKET_DDL,
+    Bucket,
+    BucketState,
+    BucketUnavailable,
+    Cut,
+    Grant,
+    LocalBucket,
+    PostgresBucket,
+    Published,
+    RedisBucket,
+    bucket_library,
+)
+from governor.limiter import Limiter
+from governor.settings import GovernorSettings
+
+__all__ = [
+    "GOVERNOR_BUCKET_DDL",
+    "Bucket",
+    "BucketState",
+    "BucketUnavailable",
+    "Cut",
+    "GovernorSettings",
+    "Grant",
+    "Limiter",
+    "LocalBucket",
+    "PostgresBucket",
+    "Published",
+    "RedisBucket",
+    "bucket_library",
+]
