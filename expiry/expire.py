@@ -17,6 +17,7 @@ from expiry.holds import ENDED, Conn
 from expiry.settings import Settings
 
 OUTCOMES = ("expired", "early", "stale", "ended", "contended", "missing", "failed", "dead")
+NOT_STARTED = frozenset({"early", "stale", "ended", "missing"})  # these give their permit back
 ATTEMPTS = Counter("expiry_attempts", "Holds that a statement tried to expire.", ["outcome", "by"])
 LAG = Histogram(
     "expiry_lag_seconds",
@@ -71,9 +72,7 @@ async def expire(conn: Conn, wakes: Sequence[Wake], *, by: str) -> list[Outcome]
     return [Outcome(*row.values()) for row in rows]
 
 
-async def expire_batch(
-    conn: Conn, wakes: Sequence[Wake], *, by: str, settings: Settings
-) -> list[Outcome]:
+async def expire_batch(conn: Conn, wakes: Sequence[Wake], *, by: str, settings: Settings) -> list[Outcome]:
     """Expire a batch; a row that fails by its own fault cannot keep the others from ending.
 
     Such a row is found by bisection, backed off, and dead-lettered after `attempts_max`. An outage is
@@ -91,9 +90,7 @@ async def expire_batch(
     return outcomes
 
 
-async def _bisect(
-    conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings
-) -> list[Outcome]:
+async def _bisect(conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings) -> list[Outcome]:
     try:
         return await expire(conn, wakes, by=by)
     except asyncpg.PostgresError as error:

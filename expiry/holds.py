@@ -23,7 +23,7 @@ from prometheus_client import Counter
 from expiry import errors
 
 Conn: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
-Seconds: TypeAlias = "int | float | Decimal | timedelta"
+Seconds: TypeAlias = int | float | Decimal | timedelta
 
 ITEMS_MAX = 50
 TTL_S_MAX = 31_536_000  # a year
@@ -36,6 +36,13 @@ RENEWED = Counter("expiry_holds_renewed", "Renewals.")
 RECLAIMED = Counter("expiry_holds_reclaimed", "Overdue holds ended by a place that needed their units.")
 for _state in ("confirmed", "released", "expired", "returned"):
     ENDED.labels(_state)
+
+
+def uuid7() -> UUID:
+    """Answer a time-ordered id (RFC 9562 version 7), so that new rows share index pages."""
+    millis = time.time_ns() // 1_000_000
+    tail = int.from_bytes(os.urandom(10), "big") & ~(0xF << 76) & ~(0x3 << 62)
+    return UUID(int=millis << 80 | tail | 0x7 << 76 | 0x2 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class Wanted:
     max_renewals: int | None = None
     max_lifetime_s: Seconds | None = None
     replaces: UUID | None = None
-    id: UUID = field(default_factory=lambda: uuid7())
+    id: UUID = field(default_factory=uuid7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +106,6 @@ class Placement:
     holds: list[Hold]
     replayed: bool = False
     reclaimed: int = 0  # overdue holds that were ended on the way; debt for the governor
-
-
-def uuid7() -> UUID:
-    """Answer a time-ordered id (RFC 9562 version 7), so that new rows share index pages."""
-    millis = time.time_ns() // 1_000_000
-    tail = int.from_bytes(os.urandom(10), "big") & ~(0xF << 76) & ~(0x3 << 62)
-    return UUID(int=millis << 80 | tail | 0x7 << 76 | 0x2 << 62)
 
 
 async def place(  # noqa: PLR0913 - a hold has that many properties, all by name
@@ -193,7 +193,7 @@ _FIELDS = ", ".join(
     f"(f.hold).{c}::text" if c == "metadata" else f"(f.hold).{c}" for c in _COLUMNS.split(", ")
 )
 
-RENEW = f"SELECT f.outcome, {_FIELDS} FROM expiry_renew($1, $2, $3, $4, $5, $6) f"  # noqa: S608
+RENEW = f"SELECT f.outcome, {_FIELDS} FROM expiry_renew($1, $2, $3, $4, $5, $6) f"
 
 
 async def renew(
@@ -261,10 +261,7 @@ async def return_(
     return await _finish(conn, "return", hold_id, tenant_id, generation, by, reason)
 
 
-GET = (
-    f"SELECT {_COLUMNS.replace('metadata', 'metadata::text')} "  # noqa: S608
-    "FROM holds WHERE id = $1 AND tenant_id = $2"
-)
+GET = f"SELECT {_COLUMNS.replace('metadata', 'metadata::text')} FROM holds WHERE id = $1 AND tenant_id = $2"
 
 
 async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
@@ -275,10 +272,10 @@ async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
     return _hold(row)
 
 
-FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"  # noqa: S608
+FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"
 
 
-async def _finish(  # noqa: PLR0913
+async def _finish(
     conn: Conn,
     verb: str,
     hold_id: UUID,
@@ -414,9 +411,7 @@ _REFUSALS: dict[str, type[errors.ExpiryError]] = {
 }
 
 
-def _refusal(
-    outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = None
-) -> errors.ExpiryError:
+def _refusal(outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = None) -> errors.ExpiryError:
     """Turn a function's outcome into its error, with the facts that the API passes on."""
     message = None
     if outcome == "out_of_range":

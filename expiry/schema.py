@@ -21,7 +21,7 @@ def read() -> str:
     raise SetupError(msg)
 
 
-async def apply(conn: asyncpg.Connection[asyncpg.Record]) -> None:
+async def apply(conn: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Create or complete the schema in one transaction; harmless when it is there already."""
     found = await version(conn)
     if found is not None and found > VERSION:
@@ -32,7 +32,7 @@ async def apply(conn: asyncpg.Connection[asyncpg.Record]) -> None:
         await conn.execute(read())
 
 
-async def version(conn: asyncpg.Connection[asyncpg.Record]) -> int | None:
+async def version(conn: "asyncpg.Connection[asyncpg.Record]") -> int | None:
     """Answer the version that the database has; None where there is no schema."""
     if await conn.fetchval("SELECT to_regclass('expiry_schema')") is None:
         return None
@@ -40,7 +40,7 @@ async def version(conn: asyncpg.Connection[asyncpg.Record]) -> int | None:
     return found
 
 
-async def check(conn: asyncpg.Connection[asyncpg.Record]) -> None:
+async def check(conn: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Raise SetupError unless the database has exactly the version of this program."""
     found = await version(conn)
     if found is None:

@@ -70,20 +70,15 @@ class Settings(BaseSettings):
         description="A claimed wake-up comes due again after this, s, unless settled: a killed worker's "
         "holds wait no longer.",
     )
-    batch_max: int = Field(
-        default=500, ge=1, le=5000, description="Holds expired by one statement, at most."
-    )
+    batch_max: int = Field(default=500, ge=1, le=5000, description="Holds expired by one statement, at most.")
     batches_in_flight_max: int = Field(
         default=2,
         ge=1,
         le=16,
-        description="Statements of one worker running at once, at most: one runs while the next is "
-        "claimed.",
+        description="Statements of one worker running at once, at most: one runs while the next is claimed.",
     )
     worker_enabled: bool = Field(default=True, description="Run the worker loop in this process.")
-    promoter_enabled: bool = Field(
-        default=True, description="Run the promoter loop in this process."
-    )
+    promoter_enabled: bool = Field(default=True, description="Run the promoter loop in this process.")
     promoter_interval_s: float = Field(
         default=5,
         ge=0.1,
@@ -120,9 +115,7 @@ class Settings(BaseSettings):
 
     # --- keeping the tables small
     prune_enabled: bool = Field(default=True, description="Run the prune loop in this process.")
-    prune_interval_s: float = Field(
-        default=60, ge=1, le=86_400, description="Time between two prunings, s."
-    )
+    prune_interval_s: float = Field(default=60, ge=1, le=86_400, description="Time between two prunings, s.")
     retention_s: float = Field(
         default=30 * 86_400,
         ge=86_400,
@@ -131,9 +124,7 @@ class Settings(BaseSettings):
 
     # --- HTTP
     api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
-    api_port: int = Field(
-        default=8080, ge=0, le=65_535, description="Port of the API; 0 picks a free one."
-    )
+    api_port: int = Field(default=8080, ge=0, le=65_535, description="Port of the API; 0 picks a free one.")
     metrics_port: int | None = Field(
         default=None,
         ge=0,

@@ -34,7 +34,9 @@ def mask(text: str) -> str:
 
 
 def _mask_values(
-    _logger: Any, _method: str, event: MutableMapping[str, Any]  # noqa: ANN401 - structlog's type
+    _logger: Any,  # noqa: ANN401 - structlog's type
+    _method: str,
+    event: MutableMapping[str, Any],
 ) -> MutableMapping[str, Any]:
     for key, value in event.items():
         if isinstance(value, str):
@@ -42,9 +44,7 @@ def _mask_values(
     return event
 
 
-def set_up_logging(
-    form: Literal["auto", "json", "console"] = "auto", level: str = "info"
-) -> None:
+def set_up_logging(form: Literal["auto", "json", "console"] = "auto", level: str = "info") -> None:
     """Write events to stderr: JSON unless it is a terminal. Standard library logs join them."""
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
     shared: list[Any] = [

@@ -80,7 +80,7 @@ class Again(NamedTuple):
 class Wakeups:
     """The queue of one kind of wake-up, with the bucket whose permits a claim takes."""
 
-    def __init__(self, redis: "Redis[bytes]", settings: Settings, governor: GovernorSettings) -> None:
+    def __init__(self, redis: Redis, settings: Settings, governor: GovernorSettings) -> None:
         """Use the sorted set `settings.queue`; nothing is sent yet."""
         self.redis = redis
         self.queue = settings.queue
@@ -153,9 +153,7 @@ class Wakeups:
             allowance_per_s=allowance / 1000,
         )
 
-    async def settle(
-        self, *, done: Sequence[bytes], again: Sequence[Again] = (), refund: int = 0
-    ) -> None:
+    async def settle(self, *, done: Sequence[bytes], again: Sequence[Again] = (), refund: int = 0) -> None:
         """End a claim: `done` leave, `again` come back at their score, unused permits go back."""
         args: list[Any] = [self._floor, refund, len(done), *done]
         for id_, score in again:
@@ -198,7 +196,7 @@ def serialize(job: dict[str, Any]) -> bytes:
 
 def deserialize(body: bytes) -> dict[str, Any]:
     """Read a job body for any stock arq worker or client; refuses everything but JSON, pickle above all."""
-    job = json.loads(body)
+    job: dict[str, Any] = json.loads(body)
     return {"t": None, "f": JOB_NAME, "a": (), "k": {}, "et": 0} | job
 
 

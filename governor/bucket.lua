@@ -10,8 +10,8 @@
 -- operation. bucket.py has the same arithmetic in Python and in SQL, step by step.
 --
 -- Units: rates in milli-permits/s, times in µs, tokens and debt in nano-permits, which is
--- milli-permits/s x µs. A refill is a product of integers, never a fraction, and every number that is
--- kept stays below 2^53 (rates up to 1,000,000/s): a double holds it, and Redis writes all its digits.
+-- milli-permits/s x µs. A refill is a product of integers, never a fraction, and every number kept
+-- stays below 2^53 (rates up to 1,000,000/s): a double holds it, and Redis writes all its digits.
 local bucket = {}
 
 do
@@ -26,14 +26,15 @@ do
     return math.max(PERMIT, rate * BURST_US)
   end
 
-  local function in_force(s)
+  -- The published allowance, or the floor once that has lapsed; milli-permits/s.
+  function bucket.in_force(s)
     if s.micros < s.lapse then return s.rate end
     return s.floor
   end
 
-  -- What exceeds the bounds of the rate in force is dropped: after every refill and every operation.
+  -- What exceeds the bounds of the rate in force is dropped, after a refill and after an operation.
   local function clamp(s)
-    local rate = in_force(s)
+    local rate = bucket.in_force(s)
     s.tokens = math.min(s.tokens, burst(rate))
     s.debt = math.min(s.debt, math.max(PERMIT, rate * DEBT_US))
   end
@@ -48,7 +49,7 @@ do
   end
 
   local function load(key, floor_per_s, now_us)
-    now_us = now_us or bucket.now_us()
+    now_us = tonumber(now_us) or bucket.now_us()
     local v = redis.call('HMGET', key,
       'tokens', 'debt', 'micros', 'rate', 'floor', 'until', 'cut_until', 'epoch')
     local floor = math.floor(floor_per_s * 1000 + 0.5)
@@ -57,8 +58,8 @@ do
       rate = tonumber(v[4]), floor = tonumber(v[5]), lapse = tonumber(v[6]),
       cut_until = tonumber(v[7]), epoch = tonumber(v[8]) or 0,
     }
-    local whole = s.tokens and s.debt and s.micros and s.rate and s.floor and s.lapse and s.cut_until
-    if not whole or now_us < s.micros - STEP_BACK_US then
+    local whole = s.tokens and s.debt and s.rate and s.floor and s.lapse and s.cut_until
+    if not whole or not s.micros or now_us < s.micros - STEP_BACK_US then
       -- New, lost, or its clock was set back: empty, at the floor, until somebody publishes again.
       return {
         tokens = 0, debt = 0, micros = now_us, rate = 0, floor = floor, lapse = 0, cut_until = 0,
@@ -126,7 +127,8 @@ do
   function bucket.charge(key, n, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
     local owed = math.max(0, math.floor(n)) * PERMIT
-    local paid = math.min(owed, math.max(0, s.tokens - burst(math.min(in_force(s), s.floor))))
+    local spared = burst(math.min(bucket.in_force(s), s.floor))
+    local paid = math.min(owed, math.max(0, s.tokens - spared))
     s.tokens, s.debt = s.tokens - paid, s.debt + owed - paid
     return finish(key, s, 0)
   end
@@ -144,7 +146,7 @@ do
   -- outcome: 1 lowered, 0 not (within the dead time of another cut, or nothing above the floor).
   function bucket.cut(key, factor_ppm, dead_us, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
-    local rate = in_force(s)
+    local rate = bucket.in_force(s)
     local target = math.max(s.floor, math.floor(rate * factor_ppm / 1000000))
     if s.micros < s.cut_until or target >= rate then return finish(key, s, 0) end
     s.rate, s.cut_until = target, s.micros + dead_us

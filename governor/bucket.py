@@ -406,8 +406,6 @@ class _Connection(Protocol):
 
     async def fetchrow(self, query: str, *args: object) -> Any: ...  # noqa: ANN401 - a Record
 
-    async def execute(self, query: str, *args: object) -> Any: ...  # noqa: ANN401 - a status
-
 
 def _burst_sql(rate: str) -> str:
     return f"least({rate}, 1) * greatest(1000000000, {rate} * 250000)"
@@ -424,9 +422,12 @@ _REFILLED = f"""
     ), start AS MATERIALIZED (
         SELECT CASE WHEN ok THEN greatest(now_us, b.micros) ELSE now_us END AS micros,
                CASE WHEN ok THEN b.micros ELSE now_us END AS since,
+               CASE WHEN ok THEN b.tokens ELSE 0 END AS tokens,
+               CASE WHEN ok THEN b.debt ELSE 0 END AS debt,
+               CASE WHEN ok THEN b.rate ELSE 0 END AS rate,
                CASE WHEN ok THEN b.floor ELSE $2::bigint END AS floor,
-               ok::int * b.tokens AS tokens, ok::int * b.debt AS debt, ok::int * b.rate AS rate,
-               ok::int * b.until AS until, ok::int * b.cut_until AS cut_until
+               CASE WHEN ok THEN b.until ELSE 0 END AS until,
+               CASE WHEN ok THEN b.cut_until ELSE 0 END AS cut_until
           FROM known
     ), split AS MATERIALIZED (
         SELECT *, least(greatest(until, since), micros) AS split,
@@ -449,21 +450,22 @@ _REFILLED = f"""
                        ELSE tokens_published END AS tokens_lapsed
           FROM published
     ), s AS MATERIALIZED (
-        SELECT micros, rate, until, cut_until, in_force, b.epoch AS epoch,
+        SELECT micros, rate, until, cut_until, in_force, coalesce(b.epoch, 0) AS epoch,
                least(tokens_lapsed, {_burst_sql("in_force")}) AS tokens,
                least(debt - repaid, greatest(1000000000, in_force * 1000000)) AS debt
           FROM lapsed
-    )"""  # noqa: S608 - constants only
+    )"""
 
 
 def _update(operation: str) -> str:
-    """Return the UPDATE for a select of (tokens, debt, rate, epoch, until, cut_until, outcome).
+    """Return the statement for a select of (tokens, debt, rate, epoch, until, cut_until, outcome).
 
-    It sets from a correlated sub-select, so that every term is computed on the locked, newest
-    version of the row. `outcome` is stored because RETURNING sees only what is stored.
+    ON CONFLICT locks the newest version of the row and computes on that. A plain UPDATE computes
+    first and locks then; where it must compute again it reuses what WITH held, and two workers
+    spend the same permits. `outcome` is stored because RETURNING sees only what is stored.
     """
     return f"""
-UPDATE governor_bucket AS b
+INSERT INTO governor_bucket AS b (name) VALUES ($1) ON CONFLICT (name) DO UPDATE
    SET (tokens, debt, rate, epoch, until, cut_until, outcome, micros, floor) = ({_REFILLED},
     changed AS MATERIALIZED (
         SELECT o.*, s.micros,
@@ -475,16 +477,15 @@ UPDATE governor_bucket AS b
            least(debt, greatest(1000000000, in_force * 1000000)),
            rate, epoch, until, cut_until, outcome, micros, $2::bigint
       FROM changed)
- WHERE b.name = $1
 RETURNING outcome, tokens, debt, micros, rate, floor, epoch, until, cut_until
-"""  # noqa: S608 - constants only
+"""
 
 
 class PostgresBucket(_Form):
     """A bucket in one row of `governor_bucket` (GOVERNOR_BUCKET_DDL), on the server's clock.
 
-    Every operation is one statement; the first on a new name also inserts the row. Inside a
-    transaction it keeps the fleet waiting for the row until the commit: charge after that.
+    Every operation is one statement, but the first on a new name is two: one inserts the row.
+    Inside a transaction it keeps the fleet waiting for the row until the commit: charge after it.
     """
 
     TAKE = _update("""
@@ -503,7 +504,7 @@ class PostgresBucket(_Form):
          CROSS JOIN LATERAL (
                SELECT least($4::bigint * 1000000000,
                             greatest(0, s.tokens - {_burst_sql("kept")})) AS paid) AS p
-    """)  # noqa: S608 - constants only
+    """)
 
     PUBLISH = _update("""
         SELECT s.tokens, s.debt, CASE WHEN fenced THEN s.rate ELSE least($4::bigint, cap) END,
@@ -523,11 +524,9 @@ class PostgresBucket(_Form):
 
     READ = f"""
 SELECT 0, s.tokens, s.debt, s.micros, s.rate, $2::bigint, s.epoch, s.until, s.cut_until
-  FROM governor_bucket AS b CROSS JOIN LATERAL ({_REFILLED} SELECT * FROM s) AS s
- WHERE b.name = $1
-"""  # noqa: S608 - constants only
-
-    CREATE = "INSERT INTO governor_bucket (name) VALUES ($1) ON CONFLICT (name) DO NOTHING"
+  FROM (VALUES ($1::text)) AS wanted (name) LEFT JOIN governor_bucket AS b USING (name)
+ CROSS JOIN LATERAL ({_REFILLED} SELECT * FROM s) AS s
+"""
 
     def __init__(
         self,
@@ -546,19 +545,15 @@ SELECT 0, s.tokens, s.debt, s.micros, s.rate, $2::bigint, s.epoch, s.until, s.cu
         self._clock_us = clock_us
 
     async def _call(self, operation: str, *args: int) -> tuple[int, BucketState]:
+        statement = getattr(self, operation.upper())
         now_us = None if self._clock_us is None else self._clock_us()
+        values = (self._name, self._floor, now_us, *args)
         try:
             async with asyncio.timeout(self._timeout_s):
-                row = await self._row(operation, self._name, self._floor, now_us, *args)
+                row = await self._connection.fetchrow(statement, *values)
+                if row["micros"] is None:  # this inserted the row, and did nothing else
+                    row = await self._connection.fetchrow(statement, *values)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             raise BucketUnavailable from error
         outcome, *fields = row
         return outcome, _state(fields)
-
-    async def _row(self, operation: str, *args: object) -> Any:  # noqa: ANN401 - a Record
-        statement = getattr(self, operation.upper())
-        row = await self._connection.fetchrow(statement, *args)
-        if row is None:
-            await self._connection.execute(self.CREATE, self._name)
-            row = await self._connection.fetchrow(statement, *args)
-        return row

@@ -83,7 +83,7 @@ async def redis_url(servers: local.Servers) -> str:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis[bytes]]:
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """Give the test a client of its Valkey; it answers bytes."""
     async with Redis.from_url(redis_url) as client:
         yield client

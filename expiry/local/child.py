@@ -100,8 +100,12 @@ def end(child: Child) -> None:
 def end_left_over(program: Program) -> None:
     """End a server of an earlier parent that still runs on this home, if there is one."""
     pid = _read_pid(program.pid_file)
-    if pid is not None and _runs_on(program.home, pid):
-        _end(program, pid, lambda: _runs_on(program.home, pid))
+    if pid is None:
+        return
+    _end(program, pid, lambda: _runs_on(program.home, pid))
+    if not _runs_on(program.home, pid):
+        # PostgreSQL would take a process that has the pid by now, or a zombie, for a server.
+        program.pid_file.unlink(missing_ok=True)
 
 
 def _end(program: Program, pid: int, is_alive: Callable[[], bool]) -> None:

@@ -1,19 +1,22 @@
 """Both servers as one thing to start and stop."""
 
 import fcntl
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 from expiry.local import postgres, valkey, wheels
 from expiry.local.account import Account, choose, open_way
 from expiry.local.child import Child, await_ready, end, end_left_over, private, spawn
 from expiry.local.endpoints import Endpoints
 from expiry.local.errors import DataDirInUseError, DataDirUnusableError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,12 @@ def _lock(data_dir: Path) -> IO[str]:
 def _run(running: ExitStack, data_dir: Path, account: Account, *, durable: bool) -> Endpoints:
     """Start both servers side by side; closing `running` ends what was started."""
     store, queue = postgres.program(data_dir), valkey.program(data_dir)
-    end_left_over(store)
-    end_left_over(queue)
+    _side_by_side(end_left_over, (store, queue))
     endpoints = Endpoints.settle(data_dir / "endpoints.json")
     # Linux ends a child with the *thread* that made it, so the children get one of their own.
     spawner = running.enter_context(ThreadPoolExecutor(1, thread_name_prefix="expiry-local"))
     children: list[Child] = []
-    running.callback(_end_all, children)
+    running.callback(_side_by_side, end, children)
 
     valkey.configure(queue, endpoints, account, durable=durable)
     command = valkey.command(queue)
@@ -103,7 +105,7 @@ def _run(running: ExitStack, data_dir: Path, account: Account, *, durable: bool)
     return endpoints
 
 
-def _end_all(children: list[Child]) -> None:
-    # Side by side, so that the bound of one is the bound of both.
-    with ThreadPoolExecutor() as ending:
-        list(ending.map(end, children))
+def _side_by_side(finish: Callable[[T], None], servers: Iterable[T]) -> None:
+    # So that the bound of one is the bound of both.
+    with ThreadPoolExecutor() as finishing:
+        list(finishing.map(finish, servers))

@@ -11,7 +11,7 @@ from tests.helpers import eventually
 
 @pytest.mark.parametrize("turn", ["first", "second"])
 async def test_no_test_sees_what_another_wrote(
-    turn: str, pool: asyncpg.Pool[asyncpg.Record], redis: Redis[bytes]
+    turn: str, pool: asyncpg.Pool[asyncpg.Record], redis: Redis
 ) -> None:
     """The schema is there; rows and keys of an earlier test are not."""
     assert await pool.fetchval("SELECT to_regclass('expiry_schema')") is not None

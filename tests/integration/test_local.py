@@ -1,13 +1,16 @@
 """The embedded servers keep their data, and leave nothing behind."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -173,30 +176,29 @@ async def test_interrupt_reaches_the_parent_only(
 
 
 def test_foreign_process_with_a_stale_pid_is_spared(data_dir: Path) -> None:
-    """A pid file that names somebody else's process by now is no reason to stop that one."""
-    with local.start(data_dir):
+    """Pid files that name somebody else's process by now neither end it nor hinder a start."""
+    with local.start(data_dir, durable=False):
         pass
-    (data_dir / "valkey" / "valkey.pid").write_text(str(os.getpid()))
-    with local.start(data_dir):
-        assert str(os.getpid()) not in pids(data_dir)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as somebody:
+        for name in ("postgres/postmaster.pid", "valkey/valkey.pid"):
+            (data_dir / name).write_text(f"{somebody.pid}\n")
+        with local.start(data_dir, durable=False):
+            assert somebody.pid not in pids(data_dir)
+        assert somebody.poll() is None
+        somebody.kill()
 
 
 def test_taken_port_is_replaced(data_dir: Path) -> None:
     """A port that somebody else took meanwhile is left to them."""
-    with local.start(data_dir, durable=False) as first:
-        url = first.redis_url
-    with (
-        local.start(data_dir.with_name("other"), durable=False),
-        local.start(data_dir, durable=False) as second,
-    ):
-        assert second.redis_url == url
-        endpoints = (data_dir / "endpoints.json").read_text()
-        # The other servers are told to use the ports of the ones that run.
-        taken = data_dir.with_name("third")
-        taken.mkdir()
-        (taken / "endpoints.json").write_text(endpoints)
-        with local.start(taken, durable=False) as third:
-            assert third.redis_url != url
+    data_dir.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken = somebody.getsockname()[1]
+        endpoints = {"postgres_port": taken, "valkey_port": taken, "password": "known"}
+        (data_dir / "endpoints.json").write_text(json.dumps(endpoints))
+        with local.start(data_dir, durable=False) as servers:
+            ports = {urlsplit(url).port for url in (servers.database_url, servers.redis_url)}
+    assert len(ports - {taken}) == 2
 
 
 def test_file_in_the_way_is_named(data_dir: Path) -> None:
@@ -218,7 +220,7 @@ def test_unwritable_directory_is_named(data_dir: Path) -> None:
 
 def test_failed_server_shows_its_log(data_dir: Path) -> None:
     """A server that refuses its data says why, and the other one is stopped."""
-    with local.start(data_dir):
+    with local.start(data_dir, durable=False):
         pass
     (data_dir / "postgres" / "PG_VERSION").write_text("9\n")
     with pytest.raises(local.ServerFailedError, match="not compatible"):

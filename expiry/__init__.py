@@ -1,0 +1,52 @@
+"""Reservation holds that end exactly once, on time.
+
+The path of a hold:
+
+holds.place      a row `held` and its event, in the caller's transaction; units are taken
+wakeups.enqueue  after the commit: a score in Redis, the deadline in ms
+promoter         brings later deadlines to Redis when they come near
+worker           claims what is due, with permits (governor), in one call ...
+expire.expire    ... and ends it in one statement: the row decides, once
+wakeups.settle   the wake-up leaves Redis, after the commit
+sweep            finds what the queue forgot and calls the same expire
+deadletters      keeps what fails by its own fault until a person looks
+outbox           holds one event per verb and generation, written with the change
+"""
+
+from expiry.errors import ExpiryError
+from expiry.expire import Outcome, Wake, expire
+from expiry.holds import (
+    Hold,
+    Item,
+    Placement,
+    Wanted,
+    confirm,
+    get,
+    place,
+    place_many,
+    release,
+    renew,
+    return_,
+)
+from expiry.wakeups import Wakeups, connect_redis, transaction
+
+__all__ = [
+    "ExpiryError",
+    "Hold",
+    "Item",
+    "Outcome",
+    "Placement",
+    "Wake",
+    "Wakeups",
+    "Wanted",
+    "confirm",
+    "connect_redis",
+    "expire",
+    "get",
+    "place",
+    "place_many",
+    "release",
+    "renew",
+    "return_",
+    "transaction",
+]

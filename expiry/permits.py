@@ -1,0 +1,81 @@
+"""Where the loops of the fleet get their permits, and who says how many there are.
+
+Until a controller steers it the allowance is fixed at the ceiling. It lives in Redis, beside the wake-ups;
+PostgreSQL's row stands in while Redis is away, and is the only one where there is no Redis.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from governor import Bucket, BucketUnavailable, GovernorSettings, Limiter
+
+PUBLISH_INTERVAL_S = 2.0
+PUBLISHED_FOR_S = 3 * PUBLISH_INTERVAL_S + 1  # one lost publication must not drop the fleet to the floor
+PRIMARY_AVOIDED_S = 5.0  # after it failed: a Redis that hangs would cost its timeout at every batch
+BATCH_S_OF_ALLOWANCE = 0.2  # a batch is at most this much of the allowance, so that the flow is smooth
+
+log = structlog.get_logger()
+
+
+def batch_size(batch_max: int, allowance_per_s: float) -> int:
+    """Answer how many holds one statement may take at this allowance: 1..batch_max."""
+    return max(1, min(batch_max, int(allowance_per_s * BATCH_S_OF_ALLOWANCE)))
+
+
+@dataclass(slots=True)
+class Permits:
+    """Permits from the first bucket that answers."""
+
+    primary: Bucket | None  # Redis
+    fallback: Bucket  # PostgreSQL: who has no PostgreSQL needs no permit
+    governor: GovernorSettings
+    _avoid_until_s: float = field(default=0.0, init=False)
+    _limiters: dict[int, Limiter] = field(default_factory=dict, init=False)
+
+    async def publish(self) -> None:
+        """Publish the fixed allowance for a while; run it every PUBLISH_INTERVAL_S."""
+        for bucket in self._in_order():
+            try:
+                await bucket.publish(
+                    allowance_per_s=self.governor.ceiling_per_s, ttl_s=PUBLISHED_FOR_S, epoch=0
+                )
+            except BucketUnavailable:
+                self._avoid(bucket)
+            else:
+                # Only one of the two: with both the fleet would start twice as much.
+                return
+
+    async def take(self, want: int, *, timeout_s: float) -> int:
+        """Answer 1..want permits, or 0 when there was none within `timeout_s`.
+
+        Raises BucketUnavailable when neither bucket answers.
+        """
+        for bucket in self._in_order():
+            limiter = self._limiters.setdefault(id(bucket), Limiter(bucket))
+            try:
+                return await limiter.acquire(want, timeout_s=timeout_s)
+            except BucketUnavailable:
+                if bucket is self.fallback:
+                    raise
+                self._avoid(bucket)
+        raise BucketUnavailable
+
+    async def refund(self, n: int) -> None:
+        """Give back permits that started nothing; losing them in an outage only slows us down."""
+        for bucket in self._in_order()[:1]:
+            try:
+                await bucket.refund(n)
+            except BucketUnavailable:
+                self._avoid(bucket)
+
+    def _in_order(self) -> list[Bucket]:
+        if self.primary is None or time.monotonic() < self._avoid_until_s:
+            return [self.fallback]
+        return [self.primary, self.fallback]
+
+    def _avoid(self, bucket: Bucket) -> None:
+        if bucket is self.primary:
+            self._avoid_until_s = time.monotonic() + PRIMARY_AVOIDED_S
+            log.warning("permits.moved", to="postgresql", for_s=PRIMARY_AVOIDED_S)

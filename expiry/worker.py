@@ -1,0 +1,281 @@
+"""The worker: pulls due wake-ups through the bucket and expires their holds, punctually and in batches.
+
+    claim (permits and lease, one call) -> expire (one statement) -> settle (one call)
+
+The next claim overlaps the running statement; a bounded number is in flight. When nothing is due it sleeps
+exactly until the next deadline, looking at the head every half second in between: a hold lasts at least a
+second, so nothing can slip in unseen.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import structlog
+from arq import Retry
+from arq.connections import ArqRedis
+from arq.worker import Worker, func
+from prometheus_client import Counter, Gauge, Histogram
+
+from expiry import loops
+from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
+from expiry.permits import batch_size
+from expiry.settings import Settings
+from expiry.telemetry import LOOP_LAST
+from expiry.wakeups import Again, Claim, Wakeups, deserialize, parse, serialize
+
+PEEK_S = 0.5  # the head is looked at this often, at least
+REST_S_MIN = 0.0005  # a deadline less than this ahead is not worth a timer
+CONTENDED_MS = (50, 250)  # a contended hold comes again after this, jittered
+SKEW_MS_MIN = 5.0  # smaller differences between the clocks cannot be told from travel time
+SKEW_SAMPLES = 64
+
+IN_FLIGHT = Gauge("expiry_in_flight_holds", "Holds claimed and not settled in this process.")
+CLAIM_AGE = Histogram(
+    "expiry_claim_age_seconds",
+    "From claim to settle.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
+)
+RETRIES = Counter("expiry_retries", "Wake-ups put back to come again.", ["reason"])
+THROTTLED = Counter("expiry_worker_throttled", "Times that due holds had to wait for a permit.")
+SKEW = Gauge("expiry_clock_skew_seconds", "Database clock minus Redis clock, as far as it is known.")
+for _reason in ("early", "contended", "failed", "outage", "stopped"):
+    RETRIES.labels(_reason)
+
+log = structlog.get_logger()
+
+
+class Skew:
+    """Learns the database's clock minus Redis's from what statements report.
+
+    A sample is the database's time when the batch ended minus Redis's at the claim and the time that
+    passed here since the answer: too small by the travel times, never too large. The largest of the
+    last samples is closest, and claiming by it is never early.
+    """
+
+    def __init__(self) -> None:
+        """Start with clocks that agree."""
+        self._samples: deque[float] = deque(maxlen=SKEW_SAMPLES)
+        self.ms = 0.0
+
+    def learn(self, *, database_ms: float, claimed_ms: float, elapsed_ms: float) -> None:
+        """Take in one batch; `claimed_ms` already holds the skew assumed then."""
+        self._samples.append(database_ms - (claimed_ms - self.ms) - elapsed_ms)
+        best = max(self._samples)
+        self.ms = best if abs(best) >= SKEW_MS_MIN else 0.0
+        SKEW.set(self.ms / 1000)
+
+
+@dataclass(slots=True)
+class _Batch:
+    claim: Claim
+    claimed_at_s: float  # monotonic
+
+
+class GovernedWorker(Worker):
+    """An arq Worker with a main loop of its own: batches, leases and permits instead of jobs.
+
+    Constructed, run (`run`, `async_run`), stopped (signals, `close`) and hooked (`on_startup`,
+    `on_shutdown`, `ctx`) like arq's; arq's own polling, results, retries and health key are not used.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        redis: ArqRedis,
+        wakeups: Wakeups,
+        settings: Settings,
+        paused: Callable[[], bool] = lambda: False,
+        **arq: Any,  # noqa: ANN401 - arq's own keywords
+    ) -> None:
+        """`arq` takes arq.Worker's keywords (on_startup, on_shutdown, ctx, handle_signals...)."""
+        arq.setdefault("functions", [func(expire, name="expire")])
+        super().__init__(
+            redis_pool=redis,
+            queue_name=settings.queue,
+            keep_result=0,
+            job_serializer=serialize,
+            job_deserializer=deserialize,
+            **arq,
+        )
+        self._database = pool
+        self._wakeups = wakeups
+        self._settings = settings
+        self._is_paused = paused
+        self._stop = asyncio.Event()
+        self._slots = asyncio.Semaphore(settings.batches_in_flight_max)
+        self._in_flight: dict[int, Claim] = {}
+        self._backoff = loops.Backoff()
+        self._away_until_s = 0.0
+        self._skew = Skew()
+        self._allowance_per_s = 1e9  # until the first claim says
+        self.last_round_s = time.monotonic()
+
+    async def main(self) -> None:
+        """Claim, expire, settle until asked to stop; survives both stores."""
+        if self.on_startup:
+            await self.on_startup(self.ctx)
+        async with asyncio.TaskGroup() as batches:
+            while not self._stop.is_set():
+                await self._round(batches)
+
+    def handle_sig(self, signum: Any) -> None:  # noqa: ANN401 - arq's signature
+        """Stop claiming; what is in flight finishes, and no attempt is lost."""
+        log.info("worker.stopping", signal=str(signum), in_flight=len(self._in_flight))
+        self._stop.set()
+        if self.main_task is not None:
+            self.loop.call_later(self._settings.stop_grace_s, self.main_task.cancel)
+
+    handle_sig_wait_for_completion = handle_sig
+
+    async def close(self) -> None:
+        """Finish or hand back what is in flight, within the grace period, and run `on_shutdown`."""
+        self._stop.set()
+        if self.main_task is not None and not self.main_task.done():
+            try:
+                async with asyncio.timeout(self._settings.stop_grace_s):
+                    await asyncio.shield(self.main_task)
+            except TimeoutError:
+                self.main_task.cancel()
+                await asyncio.gather(self.main_task, return_exceptions=True)
+        await self._hand_back()
+        if self.on_shutdown:
+            await self.on_shutdown(self.ctx)
+
+    # --- a round, in the order it happens
+
+    async def _round(self, batches: asyncio.TaskGroup) -> None:
+        if self._is_paused():
+            await loops.rest(self._stop, PEEK_S)
+            return
+        await loops.rest(self._stop, self._away_until_s - time.monotonic())
+        await self._slots.acquire()
+        handed_on = False
+        try:
+            if self._stop.is_set():
+                return
+            claim = await self._wakeups.claim(
+                batch_size(self._settings.batch_max, self._allowance_per_s), skew_ms=self._skew.ms
+            )
+            self._allowance_per_s = claim.allowance_per_s
+            self.last_round_s = time.monotonic()
+            LOOP_LAST.labels("worker").set_to_current_time()
+            if claim.wakes:
+                batches.create_task(self._finish(_Batch(claim, time.monotonic())))
+                handed_on = True
+        except Exception as error:  # noqa: BLE001 - the edge of the loop
+            self._back_off(error)
+            return
+        finally:
+            if not handed_on:
+                self._slots.release()
+        await self._rest(claim)
+
+    async def _rest(self, claim: Claim) -> None:
+        """Sleep until something can be claimed: a deadline, a permit, or the next look."""
+        if claim.head_ms is None:
+            wait_s = PEEK_S
+        elif claim.head_ms <= claim.now_ms:  # due already: only permits can have been short
+            wait_s = claim.permit_wait_s
+            if wait_s:
+                THROTTLED.inc()
+        else:
+            wait_s = (claim.head_ms - claim.now_ms) / 1000
+        wait_s = min(wait_s, PEEK_S)
+        if wait_s > REST_S_MIN:
+            await loops.rest(self._stop, wait_s)
+
+    async def _finish(self, batch: _Batch) -> None:
+        claim = batch.claim
+        self._in_flight[id(claim)] = claim
+        IN_FLIGHT.inc(len(claim.wakes))
+        try:
+            async with self._database.acquire() as conn:
+                outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
+            self._backoff.succeeded()
+            await self._settle(batch, outcomes)
+        except Exception as error:  # noqa: BLE001 - the edge of the loop
+            wait_s = self._back_off(error)
+            await self._come_again(claim, wait_s * 1000, "outage")
+        finally:
+            IN_FLIGHT.dec(len(claim.wakes))
+            self._slots.release()
+        del self._in_flight[id(claim)]  # a cancelled batch stays, for close() to hand back
+
+    async def _settle(self, batch: _Batch, outcomes: list[Outcome]) -> None:
+        claim = batch.claim
+        elapsed_s = time.monotonic() - batch.claimed_at_s
+        if outcomes[0].kind not in ("failed", "dead"):  # those tell another statement's time
+            self._skew.learn(
+                database_ms=outcomes[0].at_ms, claimed_ms=claim.now_ms, elapsed_ms=elapsed_s * 1000
+            )
+        done: list[bytes] = []
+        again: list[Again] = []
+        for id_, outcome in zip(claim.ids, outcomes, strict=True):
+            wait_ms = _wait_ms(outcome)
+            if wait_ms is None:
+                done.append(id_)
+            else:
+                again.append(Again(id_, -(-(outcome.at_ms + wait_ms) // 1)))
+                RETRIES.labels(outcome.kind).inc()
+        refund = sum(o.kind in NOT_STARTED for o in outcomes)
+        # Acknowledged after the commit: a settle that is lost means a second, empty look.
+        await self._wakeups.settle(done=done, again=again, refund=refund)
+        CLAIM_AGE.observe(time.monotonic() - batch.claimed_at_s)
+        log.info(
+            "batch.settled",
+            holds=len(outcomes),
+            ms=round(elapsed_s * 1000, 1),
+            lag_ms_max=round(max((o.ms for o in outcomes if o.kind == "expired"), default=0), 1),
+            **Tally(o.kind for o in outcomes),
+        )
+
+    async def _come_again(self, claim: Claim, wait_ms: float, reason: str) -> None:
+        """Put the whole claim back; should that fail too, the lease does it."""
+        RETRIES.labels(reason).inc(len(claim.ids))
+        at_ms = claim.now_ms + wait_ms
+        try:
+            await self._wakeups.settle(done=(), again=[Again(i, at_ms) for i in claim.ids])
+        except (*loops.REDIS_ERRORS, OSError, TimeoutError) as error:
+            log.warning("lease.left", count=len(claim.ids), reason=repr(error))
+
+    async def _hand_back(self) -> None:
+        for claim in list(self._in_flight.values()):
+            await self._come_again(claim, 0, "stopped")
+        self._in_flight.clear()
+
+    def _back_off(self, error: Exception) -> float:
+        wait_s = self._backoff.failed()
+        self._away_until_s = time.monotonic() + wait_s
+        loops.note_failure("worker", error, retry_in_s=wait_s)
+        return wait_s
+
+
+def _wait_ms(outcome: Outcome) -> float | None:
+    """How long until the wake-up is worth another look; None when it has said all."""
+    if outcome.kind in ("early", "failed"):
+        return outcome.ms
+    if outcome.kind == "contended":
+        return random.uniform(*CONTENDED_MS)  # noqa: S311 - spreads retries
+    return None
+
+
+async def expire(ctx: dict[Any, Any]) -> str:
+    """Expire the hold that the job id names: the function that a stock arq.Worker runs.
+
+    `ctx` must hold `pool` (asyncpg) and `settings`. Early and contended ones raise arq's Retry.
+    """
+    wake: Wake = parse(ctx["job_id"].encode())
+    async with ctx["pool"].acquire() as conn:
+        [outcome] = await expire_batch(conn, [wake], by="worker", settings=ctx["settings"])
+    wait_ms = _wait_ms(outcome)
+    if wait_ms is not None:
+        raise Retry(defer=-(-wait_ms // 1) / 1000)
+    return outcome.kind
