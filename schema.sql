@@ -678,4 +678,32 @@ BEGIN
                               THEN clock_timestamp() END;
 END $$;
 
+-- Forget ended holds. Confirmed units stay counted: they move into confirmed_base.
+CREATE OR REPLACE FUNCTION expiry_forget(p_ids uuid[]) RETURNS bigint
+LANGUAGE plpgsql SET lock_timeout = '50ms' SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_ids uuid[];
+    v_gone bigint;
+BEGIN
+    SELECT array_agg(h.id) INTO v_ids
+      FROM (SELECT h.id FROM holds h WHERE h.id = ANY (p_ids) AND h.state <> 'held'
+               FOR UPDATE SKIP LOCKED) h;
+    PERFORM expiry_lock_resources(
+        ARRAY(SELECT h.id FROM holds h WHERE h.id = ANY (v_ids) AND h.state = 'confirmed'), p_skip => false);
+    WITH gone AS (
+        DELETE FROM holds h WHERE h.id = ANY (v_ids)
+        RETURNING h.tenant_id, h.state, h.resource_ids, h.quantities, h.counted
+    ), units AS (
+        SELECT g.tenant_id, i.resource_id, sum(i.quantity) AS quantity
+          FROM gone g, unnest(g.resource_ids, g.quantities, g.counted) AS i (resource_id, quantity, counted)
+         WHERE g.state = 'confirmed' AND i.counted
+         GROUP BY g.tenant_id, i.resource_id
+    ), folded AS (
+        UPDATE resources r SET confirmed_base = r.confirmed_base + u.quantity
+          FROM units u WHERE r.tenant_id = u.tenant_id AND r.resource_id = u.resource_id
+    )
+    SELECT count(*) INTO v_gone FROM gone;
+    RETURN v_gone;
+END $$;
+
 INSERT INTO expiry_schema (version) VALUES (1) ON CONFLICT DO NOTHING;

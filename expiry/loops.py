@@ -71,7 +71,7 @@ async def rest(stop: asyncio.Event, seconds: float) -> None:
 
 async def run(
     name: str,
-    tick: Callable[[], Awaitable[None]],
+    tick: Callable[[], Awaitable[object]],
     *,
     interval_s: float,
     stop: asyncio.Event,

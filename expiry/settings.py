@@ -25,6 +25,10 @@ class Settings(BaseSettings):
         default=SecretStr("redis://localhost:6379/0"),
         description="Redis 6.2 or newer, or Valkey, where wake-ups live (not needed in sweep mode).",
     )
+    redis_required_at_start: bool = Field(
+        default=True,
+        description="False: start although Redis is away (hybrid mode: the sweep works, wake-ups follow).",
+    )
     database_pool_max: int = Field(
         default=10, ge=2, le=1000, description="Connections to PostgreSQL of one process, at most."
     )

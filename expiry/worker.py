@@ -93,6 +93,7 @@ class GovernedWorker(Worker):
         wakeups: Wakeups,
         settings: Settings,
         paused: Callable[[], bool] = lambda: False,
+        stop: asyncio.Event | None = None,
         **arq: Any,  # noqa: ANN401 - arq's own keywords
     ) -> None:
         """`arq` takes arq.Worker's keywords (on_startup, on_shutdown, ctx, handle_signals...)."""
@@ -109,7 +110,7 @@ class GovernedWorker(Worker):
         self._wakeups = wakeups
         self._settings = settings
         self._is_paused = paused
-        self._stop = asyncio.Event()
+        self._stop = stop or asyncio.Event()
         self._slots = asyncio.Semaphore(settings.batches_in_flight_max)
         self._in_flight: dict[int, Claim] = {}
         self._backoff = loops.Backoff()
@@ -152,6 +153,7 @@ class GovernedWorker(Worker):
     # --- a round, in the order it happens
 
     async def _round(self, batches: asyncio.TaskGroup) -> None:
+        self.last_round_s = time.monotonic()
         if self._is_paused():
             await loops.rest(self._stop, PEEK_S)
             return
@@ -165,7 +167,6 @@ class GovernedWorker(Worker):
                 batch_size(self._settings.batch_max, self._allowance_per_s), skew_ms=self._skew.ms
             )
             self._allowance_per_s = claim.allowance_per_s
-            self.last_round_s = time.monotonic()
             LOOP_LAST.labels("worker").set_to_current_time()
             if claim.wakes:
                 batches.create_task(self._finish(_Batch(claim, time.monotonic())))

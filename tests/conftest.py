@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from expiry import local, schema
+from tests.helpers import data_parent
 
 TEMPLATE = "expiry_template"
 
@@ -29,7 +30,7 @@ def servers() -> Iterator[local.Servers]:
     """Start PostgreSQL and Valkey once; they forget everything with the run."""
     # Not pytest's own directory: for root, the next run would close it to these servers.
     with (
-        tempfile.TemporaryDirectory(prefix="expiry-") as data_dir,
+        tempfile.TemporaryDirectory(prefix="expiry-", dir=data_parent()) as data_dir,
         local.start(Path(data_dir), durable=False) as running,
     ):
         yield running

@@ -101,7 +101,7 @@ def _run(running: ExitStack, data_dir: Path, account: Account, *, durable: bool)
 
     for child, module in zip(children, (valkey, postgres), strict=True):
         await_ready(child, partial(module.is_ready, child, endpoints))
-    postgres.create_database(endpoints)
+    postgres.name_database(endpoints)
     return endpoints
 
 

@@ -17,7 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from expiry import local
-from tests.helpers import eventually
+from tests.helpers import data_parent, eventually
 
 # A parent of the servers that can be killed.
 PARENT = """
@@ -34,7 +34,7 @@ servers.stop()
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """Name a directory that is not there yet, with a space and longer than a socket's path."""
-    with tempfile.TemporaryDirectory(prefix="expiry-") as parent:
+    with tempfile.TemporaryDirectory(prefix="expiry-", dir=data_parent()) as parent:
         yield Path(parent) / ("long " * 30) / "data"
 
 
@@ -129,9 +129,7 @@ async def none_left(running: list[int]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of a parent's death")
-async def test_killed_parent_takes_its_servers_along(
-    parent: subprocess.Popen[str], data_dir: Path
-) -> None:
+async def test_killed_parent_takes_its_servers_along(parent: subprocess.Popen[str], data_dir: Path) -> None:
     """Servers whose parent is killed end by themselves."""
     running = pids(data_dir)
     parent.kill()
@@ -164,9 +162,7 @@ def test_second_start_is_refused(data_dir: Path) -> None:
     assert all(is_running(pid) for pid in running)
 
 
-async def test_interrupt_reaches_the_parent_only(
-    parent: subprocess.Popen[str], data_dir: Path
-) -> None:
+async def test_interrupt_reaches_the_parent_only(parent: subprocess.Popen[str], data_dir: Path) -> None:
     """Ctrl-C, a signal to the whole process group, leaves the servers to their parent."""
     running = pids(data_dir)
     groups = {os.getpgid(pid) for pid in running}

@@ -1,0 +1,336 @@
+"""The command line: the composition root, and the only reader of the environment."""
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+import uvloop
+from pydantic import SecretStr, ValidationError
+from rich.console import Console
+
+from expiry import dev, doctor, errors, keys, loops, replay, schema, shop
+from expiry import deadletters as letters
+from expiry.holds import Conn
+from expiry.service import Service, connect_database
+from expiry.settings import Settings
+from expiry.telemetry import set_up_logging
+from governor import GovernorSettings
+
+T = TypeVar("T")
+EXIT_SETUP = 2  # the user can mend it; the message says how
+
+app = typer.Typer(
+    help="Reservation holds that end exactly once, on time. Start with `expiry dev` or `expiry demo`.",
+    epilog="Every command is configured by EXPIRY_* and GOVERNOR_* in the environment; see README.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+keys_app = typer.Typer(help="Keys for the HTTP API.", no_args_is_help=True)
+letters_app = typer.Typer(help="Holds that could not be expired by their own fault.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+app.add_typer(letters_app, name="dead-letters")
+
+DatabaseUrl = Annotated[str | None, typer.Option(help="PostgreSQL to use instead of an embedded one.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis to use instead of an embedded one.")]
+LogFormat = Annotated[str | None, typer.Option(help="auto (console on a terminal), json or console.")]
+Reason = Annotated[str, typer.Option(help="Why; kept with who and when.")]
+By = Annotated[str, typer.Option(help="Who; kept in the record.")]
+
+
+@app.command("dev")
+def dev_command(
+    *,
+    port: Annotated[int, typer.Option(help="Port of the API on 127.0.0.1; 0 picks a free one.")] = 8080,
+    data_dir: Annotated[Path, typer.Option(help="Where data and dev.json are kept.")] = Path("expiry-data"),
+    api_key: Annotated[
+        str | None, typer.Option(help="Tenant key to accept; made and kept if left out.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run everything in one process: API, worker, promoter, sweep, on embedded servers.
+
+    DATA_DIR/dev.json says where it listens and which keys it takes. Ctrl-C stops it; the data stay.
+    """
+    given = _given(database_url=database_url, redis_url=redis_url, log_format=log_format, api_port=port)
+    with _explained(), dev.servers(data_dir, given) as urls:
+        settings = _settings(**given | urls | dev.DEFAULTS)
+        _run(dev.run(settings, GovernorSettings(), data_dir, api_key=api_key))
+
+
+@app.command()
+def demo(
+    *,
+    seed: Annotated[int, typer.Option(help="Of the generated shop.")] = 1,
+    speed: Annotated[float, typer.Option(help="Shop seconds in one real second.")] = replay.DEMO_SPEED,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Replay a shop's day with a promotion burst against the whole service, watch it, and check it."""
+    given = _given(database_url=database_url, redis_url=redis_url, api_port=0, log_level="error")
+    with (
+        _explained(),
+        tempfile.TemporaryDirectory(prefix="expiry-demo-") as scratch,
+        dev.servers(Path(scratch), given) as urls,
+    ):
+        settings = _settings(**given | urls | dev.DEFAULTS)
+        events = shop.generate(seed)
+        code = _run(dev.demo(settings, GovernorSettings(), Path(scratch), events=events, speed=speed))
+    raise typer.Exit(code)
+
+
+@app.command("api")
+def api_command(*, log_format: LogFormat = None) -> None:
+    """Run the HTTP API."""
+    _serve(api=True, background=False, log_format=log_format)
+
+
+@app.command()
+def worker(*, log_format: LogFormat = None) -> None:
+    """Run the loops: worker, promoter, sweep, prune (each can be turned off by its setting)."""
+    _serve(api=False, background=True, log_format=log_format)
+
+
+@app.command()
+def migrate() -> None:
+    """Create the schema in the database, or complete it; safe to repeat and to run in parallel."""
+    with _explained():
+        _run(_with_database(_settings(), schema.apply, check=False))
+        typer.echo(f"The schema has version {schema.VERSION}.")
+
+
+@app.command("doctor")
+def doctor_command(*, as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Check the promises that leave a trace in rows; exit status 1 if one is broken."""
+    with _explained():
+        settings = _settings()
+
+        async def examine(conn: Conn) -> list[doctor.Finding]:
+            return await doctor.examine(conn, since=None, settings=settings)
+
+        findings = _run(_with_database(settings, examine))
+    if as_json:
+        typer.echo(json.dumps([f.as_dict() for f in findings], default=str))
+    else:
+        Console().print(doctor.render(findings))
+    raise typer.Exit(0 if doctor.healthy(findings) else 1)
+
+
+@app.command("replay")
+def replay_command(
+    file: Annotated[Path, typer.Argument(help="CSV: event_time,event_type,product_id,user_id,user_session.")],
+    *,
+    speed: Annotated[float, typer.Option(help="Event seconds in one real second.")] = 60,
+    ttl_s: Annotated[float, typer.Option(help="How long a cart is held, real seconds.")] = 15,
+    api_url: Annotated[str, typer.Option(envvar="EXPIRY_API_URL")] = "http://127.0.0.1:8080",
+    api_key: Annotated[str, typer.Option(envvar="EXPIRY_API_KEY", help="A tenant key.")] = "",
+) -> None:
+    """Replay a shop's event log (carts, removals, purchases) against a running API, then check it."""
+    with _explained():
+        settings = _settings()
+        if not api_key:
+            raise errors.SetupError("Name a tenant key: --api-key or EXPIRY_API_KEY (dev.json holds one).")
+        code = _run(
+            replay.run(
+                events=shop.read_csv(file),
+                api_url=api_url,
+                api_key=api_key,
+                database_url=settings.database_url.get_secret_value(),
+                speed=speed,
+                ttl_s=ttl_s,
+                settings=settings,
+                console=Console(),
+            )
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def pause(loop: str, *, reason: Reason, by: By = "cli") -> None:
+    """Pause a loop (worker, promoter, sweep, prune) in the whole fleet; data stays as it is."""
+    _set_paused(loop, paused=True, by=by, reason=reason)
+
+
+@app.command()
+def resume(loop: str, *, reason: Reason = "", by: By = "cli") -> None:
+    """Let a paused loop go on."""
+    _set_paused(loop, paused=False, by=by, reason=reason or None)
+
+
+@keys_app.command("create")
+def keys_create(
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Whose holds the key works on.")] = None,
+    platform: Annotated[bool, typer.Option(help="A key for operators, without a tenant.")] = False,
+    scope: Annotated[list[str] | None, typer.Option(help="holds, read, operate; all if left out.")] = None,
+    name: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+) -> None:
+    """Make a key and print it, this once."""
+    with _explained():
+        if platform == (tenant is not None):
+            raise errors.SetupError("Give either --tenant NAME or --platform.")
+        scopes = ["platform"] if platform else scope or ["holds", "read", "operate"]
+
+        async def create(conn: Conn) -> str:
+            return await keys.create(conn, tenant_id=tenant, scopes=scopes, name=name)
+
+        typer.echo(_run(_with_database(_settings(), create)))
+
+
+@keys_app.command("list")
+def keys_list() -> None:
+    """List keys: id, tenant, scopes, last use; never the keys themselves."""
+    with _explained():
+        for row in _run(_with_database(_settings(), keys.list_)):
+            typer.echo(json.dumps(row, default=str))
+
+
+@keys_app.command("revoke")
+def keys_revoke(key_id: str) -> None:
+    """Refuse a key from now on (within seconds in every process)."""
+    with _explained():
+
+        async def revoke(conn: Conn) -> None:
+            await keys.revoke(conn, key_id)
+
+        _run(_with_database(_settings(), revoke))
+
+
+@letters_app.command("list")
+def letters_list(*, state: Annotated[str, typer.Option(help="open, retrying, replayed...")] = "open") -> None:
+    """List dead letters, newest first, one JSON object a line."""
+    with _explained():
+
+        async def read(conn: Conn) -> list[dict[str, Any]]:
+            return await letters.list_(conn, state=state)
+
+        for row in _run(_with_database(_settings(), read)):
+            typer.echo(json.dumps(row, default=str))
+
+
+@letters_app.command("replay")
+def letters_replay(ids: list[int], *, by: By = "cli") -> None:
+    """Try these dead letters again, once their cause is mended."""
+    _resolve(letters.replay, ids, by)
+
+
+@letters_app.command("discard")
+def letters_discard(ids: list[int], *, by: By = "cli") -> None:
+    """Close these dead letters; their holds stay as they are."""
+    _resolve(letters.discard, ids, by)
+
+
+# --- what the commands share
+
+
+def _resolve(verb: Any, ids: list[int], by: str) -> None:  # noqa: ANN401 - replay or discard
+    with _explained():
+
+        async def resolve(conn: Conn) -> list[int]:
+            done: list[int] = await verb(conn, ids, by=by)
+            return done
+
+        for done in _run(_with_database(_settings(), resolve)):
+            typer.echo(done)
+
+
+def _set_paused(loop: str, *, paused: bool, by: str, reason: str | None) -> None:
+    with _explained():
+
+        async def change(conn: Conn) -> None:
+            await loops.set_paused(conn, loop, paused=paused, by=by, reason=reason)
+
+        _run(_with_database(_settings(), change))
+
+
+def _serve(*, api: bool, background: bool, log_format: str | None) -> None:
+    with _explained():
+        settings = _settings(**_given(log_format=log_format))
+
+        async def serve() -> None:
+            await Service(
+                settings,
+                GovernorSettings(),
+                api=api,
+                background=background,
+                stop=dev.stop_on_signals(),
+                role="api" if api else "worker",
+            ).run()
+
+        _run(serve())
+
+
+async def _with_database(
+    settings: Settings,
+    work: "Any",
+    *,
+    check: bool = True,  # noqa: ANN401 - returns what work does
+) -> Any:  # noqa: ANN401
+    pool = await connect_database(settings, "cli")
+    try:
+        async with pool.acquire() as conn:
+            if check:
+                await schema.check(conn)
+            return await work(conn)
+    finally:
+        await pool.close()
+
+
+def _given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - settings by name
+    """Options that were given override the environment."""
+    secret = {"database_url", "redis_url"}
+    return {k: SecretStr(v) if k in secret else v for k, v in options.items() if v is not None}
+
+
+def _settings(**overrides: Any) -> Settings:  # noqa: ANN401 - settings by name
+    settings = Settings(**overrides)
+    set_up_logging(settings.log_format, settings.log_level)
+    return settings
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return uvloop.run(work)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what the user can mend into one clear sentence and exit status 2."""
+    try:
+        yield
+    except ValidationError as error:
+        prefix = "GOVERNOR_" if error.title == "GovernorSettings" else "EXPIRY_"
+        for wrong in error.errors(include_url=False, include_context=False):
+            name = prefix + "_".join(str(part) for part in wrong["loc"]).upper()
+            given = "" if "url" in name.lower() else f" (it is {wrong['input']!r})"
+            print(f"{name}: {wrong['msg']}{given}." if wrong["loc"] else wrong["msg"], file=sys.stderr)
+        _exit()
+    except errors.ExpiryError as error:
+        print(f"expiry: {error}", file=sys.stderr)
+        _exit()
+
+
+def _exit() -> NoReturn:
+    raise typer.Exit(EXIT_SETUP)
+
+
+def main() -> None:
+    """Run the command line."""
+    # Until a loop runs and handles it, SIGTERM is to unwind like Ctrl-C: servers are stopped in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

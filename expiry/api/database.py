@@ -1,0 +1,69 @@
+"""A pooled connection for one piece of work: retried where that is safe, every failure named once."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import asyncpg
+import structlog
+
+from expiry import errors
+from expiry.api.state import Pool
+from expiry.holds import Conn
+from expiry.loops import DATABASE_ERRORS
+
+T = TypeVar("T")
+
+ACQUIRE_S_MAX = 2.0  # wait for a connection: who waits longer had better come again
+RETRIES = 2  # of a deadlock or lock timeout; each was rolled back whole
+RETRY_WAIT_S = 0.02  # times the attempt, with jitter
+
+DRIVER_ERRORS = (*DATABASE_ERRORS, asyncpg.InternalClientError)
+_CONFLICTS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+# SQLSTATE classes: row-caused (an overdue poison row that `place` would reclaim), conflicts, cancelled.
+_ROW_CLASSES = frozenset({"22", "23", "P0"})
+_BUSY_CLASSES = frozenset({"40", "55"})
+_OUTAGE_CLASSES = frozenset({"08", "25", "28", "3D", "53", "57", "58"})
+
+log = structlog.get_logger()
+
+
+async def run(pool: Pool, work: Callable[[Conn], Awaitable[T]]) -> T:
+    """Do the work on a connection. What it does must be one statement or one transaction.
+
+    Raises BusyError or UnavailableError for whatever the database or the way to it causes.
+    """
+    attempt = 0
+    while True:
+        try:
+            async with pool.acquire(timeout=ACQUIRE_S_MAX) as conn:
+                return await work(conn)
+        except errors.BusyError as error:
+            if attempt == RETRIES or not isinstance(error.__cause__, _CONFLICTS):
+                raise
+        except _CONFLICTS as error:
+            if attempt == RETRIES:
+                raise errors.BusyError from error
+        except DRIVER_ERRORS as error:
+            raise translated(error) from error
+        attempt += 1
+        await asyncio.sleep(RETRY_WAIT_S * attempt * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+
+
+def translated(error: Exception) -> errors.ExpiryError:
+    """Name a failure of the database or of the way to it; both names mean: come again."""
+    if isinstance(error, TimeoutError):
+        return errors.BusyError("The database did not answer in time; try again in a moment.")
+    if not isinstance(error, asyncpg.PostgresError):
+        log.debug("api.database_unavailable", reason=repr(error))
+        return errors.UnavailableError()
+    kind = (error.sqlstate or "")[:2]
+    if kind in _BUSY_CLASSES or isinstance(error, asyncpg.QueryCanceledError):
+        return errors.BusyError()
+    if kind in _ROW_CLASSES:
+        log.warning("api.row_failed", sqlstate=error.sqlstate, reason=str(error))
+        return errors.BusyError("An overdue hold of this resource cannot be ended yet; try again in a moment.")
+    if kind not in _OUTAGE_CLASSES:  # a missing function, a missing privilege: a person has to look
+        log.error("api.database_unusable", sqlstate=error.sqlstate, reason=str(error))
+    return errors.UnavailableError()

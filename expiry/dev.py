@@ -1,0 +1,155 @@
+"""Everything in one process, for a developer's machine and for the demonstration."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from pydantic import SecretStr
+from rich.console import Console
+
+from expiry import keys, local, replay, schema, shop
+from expiry.errors import SetupError
+from expiry.service import Service, connect_database
+from expiry.settings import Settings
+from governor import GovernorSettings
+
+TENANT = "dev"
+DEFAULTS: dict[str, Any] = {"stop_grace_s": 1.5}  # with the servers' own stop it stays below 5 s
+READY_WITHIN_S = 30.0
+
+
+@contextmanager
+def servers(data_dir: Path, given: dict[str, Any]) -> Iterator[dict[str, SecretStr]]:
+    """Start embedded servers for what was not given; answer their URLs. Not from a coroutine: they
+    end with the thread that started them."""
+    if "database_url" in given and "redis_url" in given:
+        yield {}
+        return
+    with local.start(data_dir) as running:
+        urls = {"database_url": running.database_url, "redis_url": running.redis_url}
+        yield {name: SecretStr(url) for name, url in urls.items() if name not in given}
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Answer an event that SIGTERM and Ctrl-C set; needs a running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run(settings: Settings, governor: GovernorSettings, data_dir: Path, *, api_key: str | None) -> None:
+    """Run all parts until a signal, and keep data_dir/dev.json as the description of it."""
+    stop = stop_on_signals()
+    described = await _prepare(settings, data_dir, api_key)
+    await Service(
+        settings,
+        governor,
+        api=True,
+        background=True,
+        stop=stop,
+        on_ready=lambda port: _describe(settings, data_dir, described, port),
+        role="dev",
+    ).run()
+
+
+async def demo(
+    settings: Settings,
+    governor: GovernorSettings,
+    data_dir: Path,
+    *,
+    events: Iterator[shop.Event],
+    speed: float,
+) -> int:
+    """Run all parts, replay the events against them, and answer 0 if every check passed."""
+    stop = stop_on_signals()
+    described = await _prepare(settings, data_dir, None)
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    service = Service(
+        settings, governor, api=True, background=True, stop=stop, on_ready=ready.set_result, role="demo"
+    )
+    running = asyncio.create_task(service.run())
+    try:
+        await asyncio.wait([ready, running], timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+        work = asyncio.create_task(
+            replay.run(
+                events=events,
+                api_url=f"http://127.0.0.1:{ready.result()}",
+                api_key=described["api_key"],
+                database_url=settings.database_url.get_secret_value(),
+                speed=speed,
+                ttl_s=replay.DEMO_TTL_S,
+                settings=settings,
+                console=Console(),
+            )
+        )
+        await asyncio.wait([work, running], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():  # interrupted
+            work.cancel()
+            return 130
+        return work.result()
+    finally:
+        stop.set()
+        await running
+
+
+async def _prepare(settings: Settings, data_dir: Path, api_key: str | None) -> dict[str, str]:
+    """Create the schema and the keys; keys made earlier are kept."""
+    kept = _read(data_dir)
+    made = {
+        "api_key": api_key or kept.get("api_key") or secrets.token_urlsafe(24),
+        "platform_key": kept.get("platform_key") or secrets.token_urlsafe(24),
+    }
+    pool = await connect_database(settings, "dev")
+    try:
+        async with pool.acquire() as conn:
+            await schema.apply(conn)
+            await schema.check(conn)
+            await _register(conn, made)
+    finally:
+        await pool.close()
+    return made
+
+
+async def _register(conn: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]", made: dict[str, str]) -> None:
+    scopes = ["holds", "read", "operate"]
+    await keys.create(conn, tenant_id=TENANT, scopes=scopes, name="dev", key=made["api_key"])
+    await keys.create(conn, tenant_id=None, scopes=["platform"], name="dev", key=made["platform_key"])
+
+
+def _read(data_dir: Path) -> dict[str, str]:
+    try:
+        kept: dict[str, str] = json.loads((data_dir / "dev.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept
+
+
+def _describe(settings: Settings, data_dir: Path, made: dict[str, str], port: int) -> None:
+    """Write dev.json for its owner only, whole or not at all."""
+    api_url = f"http://{settings.api_host}:{port}"
+    described = {
+        "api_url": api_url,
+        "metrics_url": f"{api_url}/metrics",
+        "database_url": settings.database_url.get_secret_value(),
+        "redis_url": settings.redis_url.get_secret_value(),
+    } | made
+    path = data_dir / "dev.json"
+    draft = path.with_suffix(".new")
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(described, file, indent=2)
+        draft.replace(path)
+    except OSError as error:
+        raise SetupError(f"{data_dir} cannot be written: {error}. Choose another --data-dir.") from error

@@ -1,0 +1,47 @@
+"""Once per key: the first answer to a request with an Idempotency-Key is kept and answered again.
+
+`place` does the same inside its own function (schema.sql); this is for the other verbs.
+"""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from expiry import errors
+from expiry.holds import Conn
+
+# A duplicate must not park a connection: it is told at once and comes again.
+TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1 || '/' || $2 || '/' || $3, 0))"
+KNOWN = """
+SELECT body_hash, response::text FROM idempotency_keys WHERE tenant_id = $1 AND route = $2 AND key = $3
+"""
+KEEP = """
+INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response) VALUES ($1, $2, $3, $4, $5::text::jsonb)
+"""
+
+
+async def once(
+    conn: Conn,
+    work: Callable[[Conn], Awaitable[dict[str, Any]]],
+    *,
+    tenant_id: str,
+    route: str,
+    key: str,
+    body_hash: bytes,
+) -> tuple[dict[str, Any], bool]:
+    """Do the work and keep its answer in one transaction, or answer as the first time; say whether replayed.
+
+    What the work raises leaves the key free. Raises KeyInProgressError, KeyReusedError (another body).
+    """
+    async with conn.transaction():
+        if not await conn.fetchval(TRY_LOCK, tenant_id, route, key):
+            raise errors.KeyInProgressError
+        # A statement of its own: its snapshot must be younger than the lock.
+        known = await conn.fetchrow(KNOWN, tenant_id, route, key)
+        if known is None:
+            answer = await work(conn)
+            await conn.execute(KEEP, tenant_id, route, key, body_hash, json.dumps(answer))
+            return answer, False
+        if known["body_hash"] != body_hash:
+            raise errors.KeyReusedError
+        return json.loads(known["response"]), True

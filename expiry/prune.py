@@ -1,0 +1,114 @@
+"""Pruning: ended holds, events, resolved dead letters and idempotency keys leave after their retention.
+
+In bounded batches, each with permits that expiry left over: pruning never competes with it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import structlog
+from prometheus_client import Counter
+
+from expiry.permits import Permits
+from expiry.settings import Settings
+
+BATCH_MAX = 500
+BATCHES_MAX = 100  # of one pass and table; the next pass goes on
+KEYS_KEPT_S = 2 * 86_400  # idempotency keys: at least the day that the contract promises
+
+PRUNED = Counter("expiry_pruned_rows", "Rows that left after their retention.", ["table"])
+for _table in ("holds", "outbox", "dead_letters", "idempotency_keys"):
+    PRUNED.labels(_table)
+
+log = structlog.get_logger()
+
+CLOCK = "SELECT clock_timestamp()"
+# Ids are ordered by the time of placing, so the primary key finds what is old. Long holds that are still
+# held, or ended lately, stay.
+OLD_HOLDS = """
+SELECT id, state <> 'held' AND coalesce(returned_at, ended_at) < $2 AS old FROM holds
+ WHERE id > $1 AND id < $3 ORDER BY id LIMIT $4
+"""
+FORGET = "SELECT expiry_forget($1)"
+# The primary key is in the order of commits, near enough to time.
+PRUNE_OUTBOX = """
+DELETE FROM outbox o USING (
+    SELECT xid, id FROM (SELECT xid, id, occurred_at FROM outbox ORDER BY xid, id LIMIT $2) p
+     WHERE p.occurred_at < $1) old
+ WHERE o.xid = old.xid AND o.id = old.id
+"""
+PRUNE_DEAD_LETTERS = """
+DELETE FROM dead_letters WHERE id IN (
+    SELECT id FROM dead_letters WHERE resolved_at < $1 ORDER BY id LIMIT $2)
+"""
+# Index: idempotency_keys_by_age.
+PRUNE_IDEMPOTENCY_KEYS = """
+DELETE FROM idempotency_keys k USING (
+    SELECT tenant_id, route, key FROM idempotency_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2) old
+ WHERE k.tenant_id = old.tenant_id AND k.route = old.route AND k.key = old.key
+"""
+
+
+@dataclass(slots=True)
+class Prune:
+    """One pass after another over what has outlived its retention."""
+
+    pool: "asyncpg.Pool[asyncpg.Record]"
+    permits: Permits
+    settings: Settings
+    stop: asyncio.Event
+    paused: Callable[[], bool]
+
+    async def one_pass(self) -> int:
+        """Delete what is old, as far as permits are left over; answer how many rows."""
+        now: datetime = await self.pool.fetchval(CLOCK)
+        kept_since = now - timedelta(seconds=self.settings.retention_s)
+        total = await self._holds(kept_since)
+        for table, statement, since in (
+            ("outbox", PRUNE_OUTBOX, kept_since),
+            ("dead_letters", PRUNE_DEAD_LETTERS, kept_since),
+            ("idempotency_keys", PRUNE_IDEMPOTENCY_KEYS, now - timedelta(seconds=KEYS_KEPT_S)),
+        ):
+            total += await self._rows(table, statement, since)
+        if total:
+            log.info("rows.pruned", rows=total)
+        return total
+
+    async def _holds(self, kept_since: datetime) -> int:
+        gone, cursor = 0, UUID(int=0)
+        before = UUID(int=int(kept_since.timestamp() * 1000) << 80)
+        for _ in range(BATCHES_MAX):
+            if not await self._may_go_on():
+                break
+            rows = await self.pool.fetch(OLD_HOLDS, cursor, kept_since, before, BATCH_MAX)
+            if not rows:
+                break
+            cursor = rows[-1]["id"]
+            old = [row["id"] for row in rows if row["old"]]
+            if old:
+                gone += await self.pool.fetchval(FORGET, old)
+        PRUNED.labels("holds").inc(gone)
+        return gone
+
+    async def _rows(self, table: str, statement: str, since: datetime) -> int:
+        gone = 0
+        for _ in range(BATCHES_MAX):
+            if not await self._may_go_on():
+                break
+            status = await self.pool.execute(statement, since, BATCH_MAX)
+            deleted = int(status.split()[-1])
+            PRUNED.labels(table).inc(deleted)
+            gone += deleted
+            if deleted < BATCH_MAX:
+                break
+        return gone
+
+    async def _may_go_on(self) -> bool:
+        """Whether a batch's permits are there at once; what expiry needs is not waited for."""
+        if self.stop.is_set() or self.paused():
+            return False
+        return await self.permits.take(BATCH_MAX, timeout_s=0) > 0

@@ -1,0 +1,242 @@
+"""The parts of the service put together in one process and supervised: API, worker, promoter, sweep, prune.
+
+`expiry api`, `expiry worker` and `expiry dev` are this with other parts; who reads the environment is the
+command line.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import asyncpg
+import structlog
+from arq.connections import ArqRedis
+from redis.exceptions import RedisError
+
+from expiry import loops, schema
+from expiry.api import make_app, make_health_app, serve
+from expiry.errors import SetupError
+from expiry.observe import observe
+from expiry.permits import PUBLISH_INTERVAL_S, Permits
+from expiry.promoter import Promoter
+from expiry.settings import Settings
+from expiry.prune import Prune
+from expiry.sweep import Sweep
+from expiry.telemetry import mask
+from expiry.wakeups import Wakeups, connect_redis
+from expiry.worker import GovernedWorker
+from governor import GovernorSettings, PostgresBucket, RedisBucket
+
+CONNECT_TIMEOUT_S = 5.0
+BUCKET_ROW = "expire"  # of governor_bucket
+SILENT_S_MAX = 15.0  # a worker that has not looked at its queue for so long is not ready
+
+log = structlog.get_logger()
+
+
+async def connect_database(settings: Settings, role: str) -> "asyncpg.Pool[asyncpg.Record]":
+    """Answer a pool with bounded waits. Raises SetupError that says what to do."""
+    url = settings.database_url.get_secret_value()
+    session = {"application_name": f"expiry-{role}"}
+    if not settings.database_pooler:  # a pooler would hand these settings to other clients
+        session["statement_timeout"] = str(round(settings.statement_timeout_s * 1000))
+    try:
+        return await asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=settings.database_pool_max,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=settings.statement_timeout_s + 1,
+            server_settings=session,
+            statement_cache_size=0 if settings.database_pooler else 1024,
+        )
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise SetupError(
+            f"PostgreSQL cannot be used at {mask(url)}: {_sentence(error)}. "
+            "Start it, or correct EXPIRY_DATABASE_URL."
+        ) from error
+
+
+async def check_redis(redis: ArqRedis, settings: Settings) -> None:
+    """Raise SetupError unless Redis answers."""
+    try:
+        await redis.ping()
+    except (RedisError, OSError, TimeoutError) as error:
+        raise SetupError(
+            f"Redis cannot be used at {mask(settings.redis_url.get_secret_value())}: {_sentence(error)}. "
+            "Start it, correct EXPIRY_REDIS_URL, or set EXPIRY_MODE=sweep to do without it."
+        ) from error
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return mask(text).rstrip(".")
+
+
+@dataclass(slots=True)
+class Service:
+    """One process: what it runs is said by `api` and `background`; it ends when `stop` is set."""
+
+    settings: Settings
+    governor: GovernorSettings
+    api: bool
+    background: bool
+    stop: asyncio.Event
+    on_ready: Callable[[int], None] = lambda _port: None  # is told the port, once it listens
+    role: str = "service"
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _worker: GovernedWorker | None = field(default=None, init=False)
+    _started_s: float = field(default_factory=time.monotonic, init=False)
+
+    async def run(self) -> None:
+        """Start all parts, keep them running, and stop them within the grace period."""
+        async with AsyncExitStack() as stack:
+            pool = await connect_database(self.settings, self.role)
+            stack.push_async_callback(_close_pool, pool)
+            async with pool.acquire() as conn:
+                await schema.check(conn)
+            wakeups = None
+            if self.settings.queue_used:
+                redis = connect_redis(self.settings)
+                stack.push_async_callback(redis.aclose)
+                if self.settings.redis_required_at_start:
+                    await check_redis(redis, self.settings)
+                wakeups = Wakeups(redis, self.settings, self.governor)
+            for name, part in self._parts(pool, wakeups).items():
+                self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
+            await self._until_stopped()
+
+    def _parts(
+        self, pool: "asyncpg.Pool[asyncpg.Record]", wakeups: Wakeups | None
+    ) -> dict[str, Callable[[], Awaitable[None]]]:
+        settings, stop = self.settings, self.stop
+        floor_per_s = self.governor.floor_per_s
+        row = PostgresBucket(pool, BUCKET_ROW, floor_per_s=floor_per_s)
+        shared = wakeups and RedisBucket(wakeups.redis, wakeups.bucket_key, floor_per_s=floor_per_s)
+        parts: dict[str, Callable[[], Awaitable[None]]] = {}
+        if self.api:
+            app = make_app(
+                pool=pool, settings=settings, wakeups=wakeups, bucket=shared or row, ready=self._troubles
+            )
+            parts["api"] = lambda: serve(
+                app,
+                host=settings.api_host,
+                port=settings.api_port,
+                stop=stop,
+                grace_s=settings.stop_grace_s,
+                on_ready=self.on_ready,
+            )
+        if not self.background:
+            return parts
+        permits = Permits(shared or None, row, self.governor)
+        pauses = loops.Pauses(pool)
+        parts["pauses"] = lambda: pauses.watch(stop)
+        parts["allowance"] = lambda: loops.run(
+            "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
+        )
+        parts["observe"] = lambda: loops.run(
+            "observe", lambda: observe(pool, wakeups), interval_s=2.0, stop=stop, pauses=pauses
+        )
+        parts |= self._loops(pool, wakeups, permits, pauses)
+        if not self.api and settings.metrics_port is not None:
+            health = make_health_app(pool=pool, settings=settings, wakeups=wakeups, ready=self._troubles)
+            parts["health"] = lambda: serve(
+                health,
+                host=settings.api_host,
+                port=settings.metrics_port or 0,
+                stop=stop,
+                grace_s=settings.stop_grace_s,
+                on_ready=self.on_ready,
+            )
+        return parts
+
+    def _loops(
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        wakeups: Wakeups | None,
+        permits: Permits,
+        pauses: loops.Pauses,
+    ) -> dict[str, Callable[[], Awaitable[None]]]:
+        settings, stop = self.settings, self.stop
+        parts: dict[str, Callable[[], Awaitable[None]]] = {}
+
+        def every(name: str, interval_s: float, tick: Callable[[], Awaitable[object]]) -> None:
+            parts[name] = lambda: loops.run(name, tick, interval_s=interval_s, stop=stop, pauses=pauses)
+
+        if wakeups is not None and settings.worker_enabled:
+            parts["worker"] = lambda: self._work(pool, wakeups, pauses)
+        if wakeups is not None and settings.promoter_enabled:
+            every("promoter", settings.promoter_interval_s, Promoter(pool, wakeups, settings).tick)
+        if settings.mode != "queue" and settings.sweep_enabled:
+            sweep = Sweep(pool, permits, settings, stop, lambda: pauses.paused("sweep"))
+            every("sweep", settings.sweep_interval_s, sweep.one_pass)
+        if settings.prune_enabled:
+            prune = Prune(pool, permits, settings, stop, lambda: pauses.paused("prune"))
+            every("prune", settings.prune_interval_s, prune.one_pass)
+        return parts
+
+    async def _work(
+        self, pool: "asyncpg.Pool[asyncpg.Record]", wakeups: Wakeups, pauses: loops.Pauses
+    ) -> None:
+        self._worker = GovernedWorker(
+            pool=pool,
+            redis=wakeups.redis,
+            wakeups=wakeups,
+            settings=self.settings,
+            paused=lambda: pauses.paused("worker"),
+            stop=self.stop,
+            handle_signals=False,
+        )
+        try:
+            await self._worker.async_run()
+        finally:
+            await self._worker.close()
+
+    async def _supervise(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+        """Run a part until it is stopped; one that fails by a fault of ours is started again."""
+        backoff = loops.Backoff()
+        while not self.stop.is_set():
+            try:
+                await part()
+            except SetupError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge of the part: noted, then started again
+                wait_s = backoff.failed()
+                loops.note_failure(name, error, retry_in_s=wait_s)
+                await loops.rest(self.stop, wait_s)
+
+    async def _until_stopped(self) -> None:
+        stopped = asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.stop.set()
+            await stopped
+            _, late = await asyncio.wait(self._tasks, timeout=self.settings.stop_grace_s)
+            for task in late:
+                log.warning("part.cut_off", part=task.get_name())
+                task.cancel()
+            results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _troubles(self) -> Mapping[str, str]:
+        """What keeps this process from being ready, apart from the stores."""
+        if self._worker is None:
+            return {}
+        silent_s = time.monotonic() - max(self._worker.last_round_s, self._started_s)
+        if silent_s > SILENT_S_MAX:
+            return {"worker": f"has not looked at its queue for {silent_s:.0f} s"}
+        return {}
+
+
+async def _close_pool(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Close within a second; what still runs then was cut off already."""
+    try:
+        async with asyncio.timeout(1):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
