@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module; on Debian or Ubuntu install it with: apt install python3-venv" >&2; \
 		exit 1; }
-	umask 022 && $(PYTHON) -m venv --clear $(VENV)
+	umask 022 && $(PYTHON) -m venv $(VENV)
 	umask 022 && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--require-hashes -r requirements.lock
 	umask 022 && $(BIN)/python -m pip install --quiet --disable-pip-version-check \

@@ -79,7 +79,7 @@ CREATE INDEX IF NOT EXISTS holds_by_resource ON holds (tenant_id, (resource_ids[
 CREATE INDEX IF NOT EXISTS holds_by_further_resource ON holds USING gin (resource_ids)
     WITH (fastupdate = off) WHERE state = 'held' AND cardinality(resource_ids) > 1;
 -- the hold that this holder already has, named in the 409 of expiry_place
-CREATE INDEX IF NOT EXISTS holds_by_holder ON holds (tenant_id, holder, id)
+CREATE INDEX IF NOT EXISTS holds_by_holder ON holds (holder, tenant_id, id)
     WHERE state = 'held' AND holder IS NOT NULL;
 -- lookup by the shop's own reference
 CREATE INDEX IF NOT EXISTS holds_by_external_ref ON holds (tenant_id, external_ref, id)
@@ -209,6 +209,9 @@ CREATE INDEX IF NOT EXISTS idempotency_keys_by_age ON idempotency_keys (created_
 
 -- Planner settings below belong to the function, not to the connection: these joins are a handful of rows
 -- against a large table, and without fresh statistics the planner would rather hash the large one.
+-- For the same reason some conditions are written so that no index but the named one can serve them
+-- (state || '' = 'held' proves no partial index): a plan cached while the table was small must be the right
+-- one when it is large.
 
 -- End holds that the caller has locked and checked: state, counters and event in one statement.
 -- The only place where a hold leaves a state and where units come back. Counted resources of these
@@ -311,7 +314,7 @@ BEGIN
     SELECT array_agg(h.id) INTO v_locked
       FROM unnest(p_ids, p_generations) AS w (id, generation)
      CROSS JOIN LATERAL (SELECT h.id FROM holds h
-                          WHERE h.id = w.id AND h.state = 'held' AND h.generation = w.generation
+                          WHERE h.id = w.id AND h.state || '' = 'held' AND h.generation = w.generation
                             AND h.expires_at <= v_now
                             FOR NO KEY UPDATE SKIP LOCKED) h;
     IF v_locked IS NOT NULL THEN
@@ -377,13 +380,14 @@ CREATE OR REPLACE FUNCTION expiry_overdue(p_tenant text, p_resource text, p_now 
 RETURNS TABLE (id uuid, quantity int, expires_at timestamptz) LANGUAGE sql STABLE AS $$
     (SELECT h.id, h.quantities[1], h.expires_at FROM holds h
       WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.resource_ids[1] = p_resource
-        AND h.expires_at <= p_now AND h.next_attempt_at IS NULL
+        AND h.expires_at <= p_now AND h.next_attempt_at + interval '0 s' IS NULL
       ORDER BY h.expires_at LIMIT p_limit)
     UNION ALL
     (SELECT h.id, h.quantities[array_position(h.resource_ids, p_resource)], h.expires_at FROM holds h
       WHERE h.state = 'held' AND cardinality(h.resource_ids) > 1
         AND h.resource_ids @> ARRAY[p_resource] AND h.resource_ids[1] <> p_resource
-        AND h.tenant_id = p_tenant AND h.expires_at <= p_now AND h.next_attempt_at IS NULL
+        AND h.tenant_id || '' = p_tenant AND h.expires_at + interval '0 s' <= p_now
+        AND h.next_attempt_at + interval '0 s' IS NULL
       ORDER BY h.expires_at LIMIT p_limit)
     ORDER BY 3, 1 LIMIT p_limit
 $$;
@@ -406,7 +410,7 @@ BEGIN
                array_agg(l.id) FILTER (WHERE l.id = ANY (p_replace) AND l.expires_at > v_now)
           INTO v_expired, v_replaced
           FROM (SELECT h.id, h.expires_at FROM holds h
-                 WHERE h.id = ANY (p_reclaim || p_replace) AND h.tenant_id = p_tenant AND h.state = 'held'
+                 WHERE h.id = ANY (p_reclaim || p_replace) AND h.tenant_id = p_tenant AND h.state || '' = 'held'
                    AND (h.expires_at <= v_now OR h.id = ANY (p_replace))
                  ORDER BY h.id FOR NO KEY UPDATE) l;
         PERFORM FROM (
@@ -481,7 +485,7 @@ LANGUAGE sql STABLE SET enable_hashjoin = off SET enable_mergejoin = off AS $$
      CROSS JOIN LATERAL (
             SELECT coalesce(sum(i.quantity), 0)::bigint AS units
               FROM holds h, unnest(h.resource_ids, h.quantities, h.counted) AS i (resource_id, quantity, counted)
-             WHERE h.id = ANY (p_replace) AND h.tenant_id = p_tenant AND h.state = 'held'
+             WHERE h.id = ANY (p_replace) AND h.tenant_id = p_tenant AND h.state || '' = 'held'
                AND h.expires_at > statement_timestamp() AND i.resource_id = w.resource_id AND i.counted) c
      CROSS JOIN LATERAL (
             SELECT sum(s.quantity)::bigint AS units,
@@ -545,8 +549,9 @@ BEGIN
                 RETURN QUERY SELECT 'insufficient_capacity', jsonb_build_object(
                     'resource_id', v_full.resource_id, 'available', greatest(v_full.available, 0),
                     'hold_id', (SELECT h.id FROM holds h, jsonb_to_recordset(p_requests) AS q (holder text)
-                                 WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.holder = q.holder
-                                   AND h.expires_at > v_now AND h.resource_ids @> ARRAY[v_full.resource_id]
+                                 WHERE h.state = 'held' AND h.holder = q.holder
+                                   AND h.tenant_id || '' = p_tenant AND h.expires_at + interval '0 s' > v_now
+                                   AND h.resource_ids @> ARRAY[v_full.resource_id]
                                  LIMIT 1));
                 RETURN;
             END IF;
@@ -659,11 +664,11 @@ BEGIN
          WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.resource_ids[1] = p_resource
         UNION ALL
         SELECT h.id FROM holds h
-         WHERE h.state = 'held' AND h.tenant_id = p_tenant AND cardinality(h.resource_ids) > 1
+         WHERE h.state = 'held' AND h.tenant_id || '' = p_tenant AND cardinality(h.resource_ids) > 1
            AND h.resource_ids @> ARRAY[p_resource] AND h.resource_ids[1] <> p_resource
     ), counted AS (
         UPDATE holds h SET counted[array_position(h.resource_ids, p_resource)] = true
-         WHERE h.id = ANY (ARRAY(SELECT m.id FROM mine m ORDER BY m.id)) AND h.state = 'held'
+         WHERE h.id = ANY (ARRAY(SELECT m.id FROM mine m ORDER BY m.id)) AND h.state || '' = 'held'
            AND NOT h.counted[array_position(h.resource_ids, p_resource)]
         RETURNING h.quantities[array_position(h.resource_ids, p_resource)] AS quantity
     )

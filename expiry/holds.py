@@ -272,6 +272,17 @@ async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
     return _hold(row)
 
 
+GET_AT = GET.replace("SELECT ", "SELECT clock_timestamp() AS now, ", 1)
+
+
+async def get_at(conn: Conn, hold_id: UUID, *, tenant_id: str) -> tuple[Hold, datetime]:
+    """Answer the hold as `get` does, and the database's clock at that instant."""
+    row = await conn.fetchrow(GET_AT, hold_id, tenant_id)
+    if row is None:
+        raise errors.HoldNotFoundError(hold_id=str(hold_id))
+    return _hold(row), row["now"]
+
+
 FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"
 
 
@@ -385,6 +396,7 @@ def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime) 
 def _hold(row: asyncpg.Record) -> Hold:
     values = dict(row)
     values.pop("outcome", None)
+    values.pop("now", None)
     items = zip(values.pop("resource_ids"), values.pop("quantities"), strict=True)
     metadata = values.pop("metadata")
     return Hold(

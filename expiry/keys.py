@@ -111,7 +111,7 @@ class KeyRing:
     """Checks keys, remembering the good ones for CACHE_S; concurrent requests with one key share a query."""
 
     def __init__(
-        self, pool: asyncpg.Pool[asyncpg.Record], *, clock: Callable[[], float] = time.monotonic
+        self, pool: "asyncpg.Pool[asyncpg.Record]", *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Know no key yet; `clock` answers seconds since anything."""
         self._pool = pool
@@ -165,12 +165,16 @@ def _digest(key: str) -> bytes:
 def _check(tenant_id: str | None, scopes: Collection[str], key: str | None) -> None:
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
-        raise OutOfRangeError(f"scopes are one or more of {', '.join(SCOPES)}, not {', '.join(unknown) or 'none'}")
+        raise OutOfRangeError(
+            f"scopes are one or more of {', '.join(SCOPES)}, not {', '.join(unknown) or 'none'}"
+        )
     if tenant_id is None and set(scopes) != {"platform"}:
         raise OutOfRangeError("a key without a tenant has the scope platform and no other")
     if tenant_id is not None and "platform" in scopes:
         raise OutOfRangeError("a key of a tenant cannot have the scope platform: make one without a tenant")
     if tenant_id is not None and not 1 <= len(tenant_id) <= TEXT_MAX:
         raise OutOfRangeError(f"tenant_id: 1 to {TEXT_MAX} characters")
-    if key is not None and not (1 <= len(key) <= KEY_CHARS_MAX and key.isascii() and key.isprintable() and " " not in key):
+    if key is not None and not (
+        1 <= len(key) <= KEY_CHARS_MAX and key.isascii() and key.isprintable() and " " not in key
+    ):
         raise OutOfRangeError(f"an API key has 1 to {KEY_CHARS_MAX} printable ASCII characters and no space")

@@ -38,7 +38,9 @@ class Overview:
     @property
     def oldest_due_age_s(self) -> float:
         """Age of the oldest due hold in the database, 0 when there is none."""
-        return 0.0 if self.oldest_due_at is None else max(0.0, (self.now - self.oldest_due_at).total_seconds())
+        return (
+            0.0 if self.oldest_due_at is None else max(0.0, (self.now - self.oldest_due_at).total_seconds())
+        )
 
 
 # holds_due, holds_backed_off, dead_letters_unresolved, and the newest end of the outbox's primary key.

@@ -9,7 +9,6 @@ import asyncpg
 import structlog
 
 from expiry import errors
-from expiry.api.state import Pool
 from expiry.holds import Conn
 from expiry.loops import DATABASE_ERRORS
 
@@ -29,7 +28,7 @@ _OUTAGE_CLASSES = frozenset({"08", "25", "28", "3D", "53", "57", "58"})
 log = structlog.get_logger()
 
 
-async def run(pool: Pool, work: Callable[[Conn], Awaitable[T]]) -> T:
+async def run(pool: "asyncpg.Pool[asyncpg.Record]", work: Callable[[Conn], Awaitable[T]]) -> T:
     """Do the work on a connection. What it does must be one statement or one transaction.
 
     Raises BusyError or UnavailableError for whatever the database or the way to it causes.
@@ -63,7 +62,9 @@ def translated(error: Exception) -> errors.ExpiryError:
         return errors.BusyError()
     if kind in _ROW_CLASSES:
         log.warning("api.row_failed", sqlstate=error.sqlstate, reason=str(error))
-        return errors.BusyError("An overdue hold of this resource cannot be ended yet; try again in a moment.")
+        return errors.BusyError(
+            "An overdue hold of this resource cannot be ended yet; try again in a moment."
+        )
     if kind not in _OUTAGE_CLASSES:  # a missing function, a missing privilege: a person has to look
         log.error("api.database_unusable", sqlstate=error.sqlstate, reason=str(error))
     return errors.UnavailableError()

@@ -115,8 +115,8 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     except (HttpProcessingError, web.RequestPayloadError) as error:
         log.debug("api.body_unreadable", reason=repr(error))
         return _refused(request, MalformedError("The body could not be read to its end."))
-    except Exception as error:  # noqa: BLE001 - the outer edge: a bug of ours, never shown to the client
-        log.error("api.failed", method=request.method, path=request.path, exc_info=error)
+    except Exception:  # the outer edge: a bug of ours, never shown to the client
+        log.exception("api.failed", method=request.method, path=request.path)
         return problem(
             request,
             HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -126,7 +126,7 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         )
 
 
-def problem(  # noqa: PLR0913 - the members of a problem
+def problem(
     request: web.Request,
     status: HTTPStatus,
     *,

@@ -28,7 +28,7 @@ class Readiness:
     def __init__(
         self,
         *,
-        pool: asyncpg.Pool[asyncpg.Record],
+        pool: "asyncpg.Pool[asyncpg.Record]",
         settings: Settings,
         wakeups: Wakeups | None,
         ready: Callable[[], Mapping[str, str]],

@@ -8,10 +8,8 @@ from expiry.keys import KeyRing
 from expiry.wakeups import Wakeups
 from governor import Bucket
 
-Pool = asyncpg.Pool[asyncpg.Record]
-
-POOL = web.AppKey[Pool]("POOL")
-WAKEUPS = web.AppKey[Wakeups | None]("WAKEUPS")
-BUCKET = web.AppKey[Bucket | None]("BUCKET")
-KEYS = web.AppKey[KeyRing]("KEYS")
-READINESS = web.AppKey[Readiness]("READINESS")
+POOL: "web.AppKey[asyncpg.Pool[asyncpg.Record]]" = web.AppKey("POOL")
+WAKEUPS: web.AppKey[Wakeups | None] = web.AppKey("WAKEUPS")
+BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
+KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")
+READINESS: web.AppKey[Readiness] = web.AppKey("READINESS")

@@ -1,0 +1,62 @@
+"""The applications: the API, and one with health and metrics only for processes without it."""
+
+from collections.abc import Callable, Mapping
+
+import asyncpg
+from aiohttp import web
+
+from expiry.api import body, health, holds, metrics, operations, resources
+from expiry.api.auth import authenticate
+from expiry.api.problems import answer_problems
+from expiry.api.readiness import Readiness
+from expiry.api.state import BUCKET, KEYS, POOL, READINESS, WAKEUPS
+from expiry.keys import KeyRing
+from expiry.settings import Settings
+from expiry.wakeups import Wakeups
+from governor import Bucket
+
+
+def _content() -> Mapping[str, str]:
+    return {}
+
+
+def make_app(
+    *,
+    pool: "asyncpg.Pool[asyncpg.Record]",
+    settings: Settings,
+    wakeups: Wakeups | None,
+    bucket: Bucket | None,
+    ready: Callable[[], Mapping[str, str]] = _content,
+) -> web.Application:
+    """Answer the API; it owns neither pool nor Redis.
+
+    `ready` answers what else keeps this process from its work, name and reason; it must not wait.
+    """
+    app = _app((health.routes, holds.routes, resources.routes, operations.routes))
+    app[POOL] = pool
+    app[WAKEUPS] = wakeups
+    app[BUCKET] = bucket
+    app[KEYS] = KeyRing(pool)
+    app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
+    return app
+
+
+def make_health_app(
+    *,
+    pool: "asyncpg.Pool[asyncpg.Record]",
+    settings: Settings,
+    wakeups: Wakeups | None,
+    ready: Callable[[], Mapping[str, str]] = _content,
+) -> web.Application:
+    """Answer an application with /healthz, /readyz and /metrics and nothing else."""
+    app = _app((health.routes,))
+    app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
+    return app
+
+
+def _app(tables: tuple[web.RouteTableDef, ...]) -> web.Application:
+    app = web.Application(client_max_size=body.BYTES_MAX)
+    for table in tables:
+        app.add_routes(table)
+    app.middlewares.extend((metrics.middleware(app.router), answer_problems, authenticate))
+    return app

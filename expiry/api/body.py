@@ -1,0 +1,188 @@
+"""What a request says, read strictly: JSON without duplicates, NaN, NUL or lone surrogates; then a model."""
+
+import hashlib
+import json
+import re
+from decimal import Decimal
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote_to_bytes
+from uuid import UUID
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from expiry import errors
+from expiry.api.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
+from expiry.holds import TEXT_MAX
+
+M = TypeVar("M", bound=BaseModel)
+
+BYTES_MAX = 1_048_576
+DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's parsers give up
+ERRORS_MAX = 20  # named in one answer
+GENERATION_MAX = 2**63 - 1
+UUID_CHARS = 36
+
+_ETAG = re.compile(r'"g([1-9][0-9]{0,17})"')
+_ESCAPED = re.compile(r'\\(["\\])')
+
+
+async def read(request: web.Request, model: type[M]) -> tuple[M, bytes]:
+    """Answer the body as the model, and a hash that equal requests share.
+
+    No body counts as `{}`. Raises NotJSONError, MalformedError, InvalidError, or aiohttp's 413.
+    """
+    document: Any = {}
+    if request.can_read_body and (raw := await request.read()):
+        _check_content_type(request)
+        document = parse(raw)
+    canonical = json.dumps(document, sort_keys=True, default=str, separators=(",", ":"))
+    try:
+        return model.model_validate(document), hashlib.sha256(canonical.encode()).digest()
+    except ValidationError as error:
+        raise InvalidError(errors=_explained(error)) from None
+
+
+def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Read JSON; numbers with a fraction or exponent stay Decimal, so that nothing is rounded."""
+    try:
+        document = json.loads(
+            raw.decode(), object_pairs_hook=_object, parse_float=Decimal, parse_constant=_no_constant
+        )
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"The body is not JSON in UTF-8: {_said(error)}.") from None
+    except (ValueError, ArithmeticError):  # more digits than Python reads, or an exponent beyond Decimal's
+        raise InvalidError(errors=[_error("#", "a number is out of range")]) from None
+    # What looks harmless needs no closer look: it has no escapes and cannot be nested too deeply.
+    if b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > DEPTH_MAX:
+        _inspect(document, 0)
+    return document
+
+
+def idempotency_key(request: web.Request) -> str | None:
+    """Answer the Idempotency-Key, the same whether quoted or bare. Raises MalformedError."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return None
+    key = key.strip()
+    if len(key) > 1 and key[0] == key[-1] == '"':
+        key = _ESCAPED.sub(r"\1", key[1:-1])
+    if not 1 <= len(key) <= TEXT_MAX or not key.isprintable():
+        raise MalformedError(f"Idempotency-Key: 1 to {TEXT_MAX} printable characters, quoted or bare.")
+    return key
+
+
+def required_idempotency_key(request: web.Request) -> str:
+    """Answer the Idempotency-Key. Raises KeyMissingError, MalformedError."""
+    key = idempotency_key(request)
+    if key is None:
+        raise KeyMissingError
+    return key
+
+
+def wanted_generation(request: web.Request, in_body: int | None) -> int | None:
+    """Answer the generation that the change is for: If-Match or the body's. None: any.
+
+    Raises MalformedError for an If-Match that is no ETag of ours, InvalidError if the two differ.
+    """
+    etag = request.headers.get("If-Match", "*").strip()
+    if etag == "*":
+        return in_body
+    match = _ETAG.fullmatch(etag)
+    if match is None:
+        raise MalformedError('If-Match: one ETag as this API gave it, like "g2".')
+    generation = int(match[1])
+    if in_body not in (None, generation):
+        raise InvalidError(errors=[_error("#/generation", "another generation than in If-Match")])
+    return generation
+
+
+def hold_id(request: web.Request) -> UUID:
+    """Answer the id in the path. Raises HoldNotFoundError for what no hold can have."""
+    text = request.match_info["id"]
+    try:
+        if len(text) == UUID_CHARS:
+            return UUID(text)
+    except ValueError:
+        pass
+    raise errors.HoldNotFoundError
+
+
+def resource_id(request: web.Request) -> str:
+    """Answer the percent-encoded id in the path. Raises MalformedError, InvalidError."""
+    # From the raw path: aiohttp leaves what is not UTF-8 encoded, and so would name another resource.
+    raw = request.rel_url.raw_path.rpartition("/")[2]
+    try:
+        text = unquote_to_bytes(raw).decode()
+    except UnicodeError:
+        raise MalformedError("resource_id: percent-encoded UTF-8.") from None
+    if "\0" in text:
+        raise MalformedError("resource_id: no NUL characters.")
+    if not 1 <= len(text) <= TEXT_MAX:
+        raise InvalidError(f"resource_id: 1 to {TEXT_MAX} characters.")
+    return text
+
+
+def _check_content_type(request: web.Request) -> None:
+    kind = request.content_type
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise NotJSONError
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise NotJSONError
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidError(errors=[_error(f"#/{_escaped(twice)}", "the field is there twice")])
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise MalformedError(f"The body is not JSON: {name} is no number of JSON.")
+
+
+def _inspect(value: object, depth: int) -> None:
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, dict | list):
+        if depth == DEPTH_MAX:
+            raise InvalidError(errors=[_error("#", f"nested more than {DEPTH_MAX} levels deep")])
+        if isinstance(value, dict):
+            for name in value:
+                _check_text(name)
+        for inner in value.values() if isinstance(value, dict) else value:
+            _inspect(inner, depth + 1)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MalformedError("A text has a lone surrogate, which is no character.") from None
+    if "\0" in text:
+        raise MalformedError("A text has a NUL character, which PostgreSQL cannot keep.")
+
+
+def _explained(error: ValidationError) -> list[dict[str, str]]:
+    """Say what is wrong where, as JSON pointers, without repeating what was sent."""
+    return [
+        _error("#" + "".join(f"/{_escaped(str(step))}" for step in found["loc"]), found["msg"])
+        for found in error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]
+    ]
+
+
+def _error(pointer: str, detail: str) -> dict[str, str]:
+    return {"pointer": pointer, "detail": detail}
+
+
+def _escaped(step: str) -> str:
+    return step[:TEXT_MAX].replace("~", "~0").replace("/", "~1")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (line {error.lineno}, column {error.colno})"
+    return "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8"
