@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -15,8 +15,8 @@ import uvloop
 from pydantic import SecretStr, ValidationError
 from rich.console import Console
 
-from expiry import dev, doctor, errors, keys, loops, replay, schema, shop
 from expiry import deadletters as letters
+from expiry import dev, doctor, errors, keys, loops, replay, schema, shop
 from expiry.holds import Conn
 from expiry.service import Service, connect_database
 from expiry.settings import Settings
@@ -271,9 +271,9 @@ def _serve(*, api: bool, background: bool, log_format: str | None) -> None:
 
 async def _with_database(
     settings: Settings,
-    work: "Any",
+    work: Callable[[Conn], Awaitable[Any]],
     *,
-    check: bool = True,  # noqa: ANN401 - returns what work does
+    check: bool = True,
 ) -> Any:  # noqa: ANN401
     pool = await connect_database(settings, "cli")
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import secrets
 import signal
 from collections.abc import Iterator
@@ -22,13 +21,11 @@ from governor import GovernorSettings
 
 TENANT = "dev"
 DEFAULTS: dict[str, Any] = {"stop_grace_s": 1.5}  # with the servers' own stop it stays below 5 s
-READY_WITHIN_S = 30.0
 
 
 @contextmanager
 def servers(data_dir: Path, given: dict[str, Any]) -> Iterator[dict[str, SecretStr]]:
-    """Start embedded servers for what was not given; answer their URLs. Not from a coroutine: they
-    end with the thread that started them."""
+    """Start embedded servers for what was not given; answer their URLs."""
     if "database_url" in given and "redis_url" in given:
         yield {}
         return
@@ -49,16 +46,15 @@ def stop_on_signals() -> asyncio.Event:
 async def run(settings: Settings, governor: GovernorSettings, data_dir: Path, *, api_key: str | None) -> None:
     """Run all parts until a signal, and keep data_dir/dev.json as the description of it."""
     stop = stop_on_signals()
-    described = await _prepare(settings, data_dir, api_key)
-    await Service(
-        settings,
-        governor,
-        api=True,
-        background=True,
-        stop=stop,
-        on_ready=lambda port: _describe(settings, data_dir, described, port),
-        role="dev",
-    ).run()
+    made = await _prepare(settings, data_dir, api_key)
+    running, port = await _start(settings, governor, stop)
+    try:
+        _describe(settings, data_dir, made, port)
+    except SetupError:
+        stop.set()
+        await running
+        raise
+    await running
 
 
 async def demo(
@@ -71,21 +67,14 @@ async def demo(
 ) -> int:
     """Run all parts, replay the events against them, and answer 0 if every check passed."""
     stop = stop_on_signals()
-    described = await _prepare(settings, data_dir, None)
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    service = Service(
-        settings, governor, api=True, background=True, stop=stop, on_ready=ready.set_result, role="demo"
-    )
-    running = asyncio.create_task(service.run())
+    made = await _prepare(settings, data_dir, None)
+    running, port = await _start(settings, governor, stop)
     try:
-        await asyncio.wait([ready, running], timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
         work = asyncio.create_task(
             replay.run(
                 events=events,
-                api_url=f"http://127.0.0.1:{ready.result()}",
-                api_key=described["api_key"],
+                api_url=f"http://{settings.api_host}:{port}",
+                api_key=made["api_key"],
                 database_url=settings.database_url.get_secret_value(),
                 speed=speed,
                 ttl_s=replay.DEMO_TTL_S,
@@ -101,6 +90,21 @@ async def demo(
     finally:
         stop.set()
         await running
+
+
+async def _start(
+    settings: Settings, governor: GovernorSettings, stop: asyncio.Event
+) -> tuple["asyncio.Task[None]", int]:
+    """Run all parts; answer once the API listens, with its port. Raises what kept it from that."""
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    service = Service(settings, governor, api=True, background=True, stop=stop, bound=bound, role="dev")
+    running = asyncio.create_task(service.run())
+    waiting: list[asyncio.Future[Any]] = [bound, running]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if not bound.done():
+        await running
+        raise SetupError("Stopped before the API listened.")
+    return running, bound.result()
 
 
 async def _prepare(settings: Settings, data_dir: Path, api_key: str | None) -> dict[str, str]:
@@ -148,8 +152,8 @@ def _describe(settings: Settings, data_dir: Path, made: dict[str, str], port: in
     draft = path.with_suffix(".new")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(described, file, indent=2)
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps(described, indent=2))
         draft.replace(path)
     except OSError as error:
         raise SetupError(f"{data_dir} cannot be written: {error}. Choose another --data-dir.") from error

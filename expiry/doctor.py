@@ -5,7 +5,7 @@ Only reads, and only so much; what is asked is in `expiry.promises`.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -35,6 +35,10 @@ class Finding:
     examples: Sequence[str] = ()
     seconds: float = 0.0
     note: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Say it for machines."""
+        return asdict(self) | {"check": self.check.name, "promise": self.check.promise}
 
 
 SCHEMA = Check("schema", "", "", "the schema is the one this program needs")

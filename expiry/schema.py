@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import asyncpg
-
 from expiry.errors import SetupError
+from expiry.holds import Conn
 
 VERSION = 1  # of schema.sql; raise both together
 
@@ -13,15 +12,11 @@ _APPLY_LOCK = 1163415128  # advisory lock: one migration at a time
 
 def read() -> str:
     """Answer the text of schema.sql, from the checkout or from the installed package."""
-    here = Path(__file__).parent
-    for path in (here.parent / "schema.sql", here / "schema.sql"):
-        if path.exists():
-            return path.read_text(encoding="utf-8")
-    msg = "schema.sql is missing from this installation: install the package again."
-    raise SetupError(msg)
+    # A link to the top of the checkout, a file of its own in an installed package.
+    return Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 
 
-async def apply(conn: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def apply(conn: Conn) -> None:
     """Create or complete the schema in one transaction; harmless when it is there already."""
     found = await version(conn)
     if found is not None and found > VERSION:
@@ -32,7 +27,7 @@ async def apply(conn: "asyncpg.Connection[asyncpg.Record]") -> None:
         await conn.execute(read())
 
 
-async def version(conn: "asyncpg.Connection[asyncpg.Record]") -> int | None:
+async def version(conn: Conn) -> int | None:
     """Answer the version that the database has; None where there is no schema."""
     if await conn.fetchval("SELECT to_regclass('expiry_schema')") is None:
         return None
@@ -40,12 +35,11 @@ async def version(conn: "asyncpg.Connection[asyncpg.Record]") -> int | None:
     return found
 
 
-async def check(conn: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def check(conn: Conn) -> None:
     """Raise SetupError unless the database has exactly the version of this program."""
     found = await version(conn)
     if found is None:
-        msg = "The database has no expiry schema: run `expiry migrate`."
-        raise SetupError(msg)
+        raise SetupError("The database has no expiry schema: run `expiry migrate`.")
     if found != VERSION:
         raise _mismatch(found)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 import structlog
-from arq.connections import ArqRedis
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from expiry import loops, schema
@@ -21,8 +21,8 @@ from expiry.errors import SetupError
 from expiry.observe import observe
 from expiry.permits import PUBLISH_INTERVAL_S, Permits
 from expiry.promoter import Promoter
-from expiry.settings import Settings
 from expiry.prune import Prune
+from expiry.settings import Settings
 from expiry.sweep import Sweep
 from expiry.telemetry import mask
 from expiry.wakeups import Wakeups, connect_redis
@@ -59,7 +59,7 @@ async def connect_database(settings: Settings, role: str) -> "asyncpg.Pool[async
         ) from error
 
 
-async def check_redis(redis: ArqRedis, settings: Settings) -> None:
+async def check_redis(redis: Redis, settings: Settings) -> None:
     """Raise SetupError unless Redis answers."""
     try:
         await redis.ping()
@@ -84,7 +84,7 @@ class Service:
     api: bool
     background: bool
     stop: asyncio.Event
-    on_ready: Callable[[int], None] = lambda _port: None  # is told the port, once it listens
+    bound: "asyncio.Future[int] | None" = None  # is given the port, once it listens
     role: str = "service"
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _worker: GovernedWorker | None = field(default=None, init=False)
@@ -121,12 +121,7 @@ class Service:
                 pool=pool, settings=settings, wakeups=wakeups, bucket=shared or row, ready=self._troubles
             )
             parts["api"] = lambda: serve(
-                app,
-                host=settings.api_host,
-                port=settings.api_port,
-                stop=stop,
-                grace_s=settings.stop_grace_s,
-                on_ready=self.on_ready,
+                app, settings.api_host, settings.api_port, stop, settings.stop_grace_s, bound=self.bound
             )
         if not self.background:
             return parts
@@ -144,11 +139,11 @@ class Service:
             health = make_health_app(pool=pool, settings=settings, wakeups=wakeups, ready=self._troubles)
             parts["health"] = lambda: serve(
                 health,
-                host=settings.api_host,
-                port=settings.metrics_port or 0,
-                stop=stop,
-                grace_s=settings.stop_grace_s,
-                on_ready=self.on_ready,
+                settings.api_host,
+                settings.metrics_port or 0,
+                stop,
+                settings.stop_grace_s,
+                bound=self.bound,
             )
         return parts
 
@@ -224,7 +219,7 @@ class Service:
                 raise result
 
     def _troubles(self) -> Mapping[str, str]:
-        """What keeps this process from being ready, apart from the stores."""
+        """Say what keeps this process from being ready, apart from the stores."""
         if self._worker is None:
             return {}
         silent_s = time.monotonic() - max(self._worker.last_round_s, self._started_s)

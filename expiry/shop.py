@@ -24,7 +24,7 @@ from expiry.errors import SetupError
 KINDS = ("cart", "remove_from_cart", "purchase")
 COLUMNS = ("event_time", "event_type", "product_id", "user_id", "user_session")
 JITTER = timedelta(minutes=1)  # events this much out of order are put in order while reading
-TEXT_MAX = 255  # as in the API
+TEXT_MAX = 240  # the API takes 255; the replay puts its own name in front
 PROMOTED = "promo-"
 
 # --- generate: what makes the stream plausible; the shares are round figures of published shop logs
@@ -53,12 +53,12 @@ class Event(NamedTuple):
 
 
 def generate(
-    seed: int, *, sessions: int, products: int, minutes: float, start: datetime = START
+    seed: int, *, sessions: int = 6000, products: int = 400, minutes: float = 20, start: datetime = START
 ) -> Iterator[Event]:
     """Make up a shop's events in the order of time, the same ones for the same arguments.
 
-    A few products are popular, most are not. In the middle a promotion brings many carts within
-    BURST_S; most of them are abandoned. The last events come somewhat after `minutes`.
+    A few products are popular, most are not. Before half-time a promotion brings many carts within
+    BURST_S; most of them are abandoned. The shop closes after `minutes`: what is in carts then stays there.
     """
     if sessions < 1 or products < 1 or minutes <= 0:
         raise SetupError("A shop has at least one session and one product, and is open for some minutes.")
@@ -78,7 +78,8 @@ def generate(
             yield heapq.heappop(pending)
         for event in _visit(rng, arrives_at, weights, promoted=promoted):
             heapq.heappush(pending, event)
-    while pending:
+    closes_at = start + timedelta(seconds=open_s)
+    while pending and pending[0].at <= closes_at:
         yield heapq.heappop(pending)
 
 

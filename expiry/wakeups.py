@@ -80,7 +80,7 @@ class Again(NamedTuple):
 class Wakeups:
     """The queue of one kind of wake-up, with the bucket whose permits a claim takes."""
 
-    def __init__(self, redis: Redis, settings: Settings, governor: GovernorSettings) -> None:
+    def __init__(self, redis: ArqRedis, settings: Settings, governor: GovernorSettings) -> None:
         """Use the sorted set `settings.queue`; nothing is sent yet."""
         self.redis = redis
         self.queue = settings.queue

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
-import pytest
 from aiohttp import ClientResponse
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 
-from expiry import keys
-from expiry.api import make_app
-from expiry.settings import Settings
-from expiry.wakeups import Wakeups, connect_redis
-from governor import Bucket, GovernorSettings, LocalBucket
+from expiry.wakeups import Wakeups
+from governor import Bucket
 
 TENANT, OTHER_TENANT, PLATFORM = "exk_tenant", "exk_other", "exk_platform"
 
@@ -109,45 +105,3 @@ async def make_overdue(pool: asyncpg.Pool[asyncpg.Record]) -> None:
         "UPDATE holds SET placed_at = statement_timestamp() - (expires_at - placed_at) - interval '1 s', "
         "expires_at = statement_timestamp() - interval '1 s' WHERE state = 'held'"
     )
-
-
-@pytest.fixture
-async def start_api(pool: asyncpg.Pool[asyncpg.Record]) -> AsyncIterator[Callable[..., Any]]:
-    """Give the test a way to start APIs, with keys of two tenants and of the platform."""
-    async with pool.acquire() as conn:
-        every = ("holds", "read", "operate")
-        await keys.create(conn, tenant_id="shop", scopes=every, key=TENANT)
-        await keys.create(conn, tenant_id="other", scopes=every, key=OTHER_TENANT)
-        await keys.create(conn, tenant_id=None, scopes=("platform",), key=PLATFORM)
-    running: list[TestClient[Any, Any]] = []
-    clients: list[Any] = []
-
-    async def start(redis_url: str | None, pool: asyncpg.Pool[asyncpg.Record] = pool, **changes: Any) -> Api:  # noqa: ANN401
-        settings = Settings(
-            redis_url=redis_url or "redis://localhost:1", mode="hybrid" if redis_url else "sweep", **changes
-        )
-        wakeups = None
-        if redis_url is not None:
-            redis = connect_redis(settings)
-            clients.append(redis)
-            wakeups = Wakeups(redis, settings, GovernorSettings())
-        bucket = LocalBucket(floor_per_s=1)
-        failing: dict[str, str] = {}
-        app = make_app(pool=pool, settings=settings, wakeups=wakeups, bucket=bucket, ready=lambda: failing)
-        client = TestClient(TestServer(app))
-        await client.start_server()
-        running.append(client)
-        return Api(client, wakeups, bucket, failing)
-
-    yield start
-    for client in running:
-        await client.close()
-    for redis in clients:
-        await redis.aclose()
-
-
-@pytest.fixture
-async def api(start_api: Callable[..., Any], redis_url: str) -> Api:
-    """Give the test an API with its queue."""
-    started: Api = await start_api(redis_url)
-    return started

@@ -1,6 +1,5 @@
 from __future__ import annotations
 from tests.api_client import Api, problem, read, make_overdue
-pytest_plugins = ["tests.api_client"]
 
 async def test_smoke(api, pool):
     r = await api.place(external_ref="cart-77", metadata={"a": 0.1})

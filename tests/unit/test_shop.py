@@ -43,10 +43,11 @@ def test_the_same_seed_makes_the_same_events() -> None:
 
 @given(st.integers(), st.integers(1, 60), st.integers(1, 5), st.floats(0.01, 60))
 def test_events_come_in_order_and_make_sense(seed: int, sessions: int, products: int, minutes: float) -> None:
-    """Time never goes back, every session comes, and nothing happens to a product before its cart."""
+    """Time never goes back or past the end, every session comes, and each product's first event is a cart."""
     events = list(generate(seed, sessions=sessions, products=products, minutes=minutes))
     assert all(a.at <= b.at for a, b in itertools.pairwise(events))
     assert len({e.session for e in events}) == sessions
+    assert events[-1].at <= shop.START + timedelta(minutes=minutes)
     seen = set()
     for event in events:
         if event.kind == "cart":
@@ -145,7 +146,7 @@ BROKEN = [
     ("event_time,event_type,product_id,user_id\n", "line 1: the column user_session is missing"),
     (HEADER + GOOD + "yesterday,cart,77,9,s1\n", "line 3: event_time is 'yesterday': write it like 2019"),
     (HEADER + GOOD + "2019-10-01 00:00:00 UTC,cart,77\n", "line 3: it has 3 fields, too few: mend or remove"),
-    (HEADER + "2019-10-01 00:00:00 UTC,cart,,9,s1\n", "line 2: product_id is '': it needs 1 to 255"),
+    (HEADER + "2019-10-01 00:00:00 UTC,cart,,9,s1\n", "line 2: product_id is '': it needs 1 to 240"),
     (HEADER + f"2019-10-01 00:00:00 UTC,cart,{'7' * 256},9,s1\n", "line 2: product_id is '7777"),
     (HEADER + GOOD + "2019-10-01 00:00:00 UTC,cart,7\udcff7,9,s1\n", r"line 3: product_id is '7\\udcff7'"),
     (HEADER + GOOD + "2019-10-01 00:00:00 UTC,cart,7\x007,9,s1\n", r"line 3: product_id is '7\\x007'"),
