@@ -101,6 +101,11 @@ _HTTP_CODES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too_large",
 }
+_HTTP_DETAILS = {
+    HTTPStatus.NOT_FOUND: "There is nothing at this path.",
+    HTTPStatus.METHOD_NOT_ALLOWED: "This path does not know the method; see Allow.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "A body has at most 1 MiB.",
+}
 
 
 @web.middleware
@@ -176,6 +181,6 @@ def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.R
         status,
         code=_HTTP_CODES.get(status, status.phrase.lower().replace(" ", "_")),
         title=status.phrase,
-        detail=error.text or status.description,
+        detail=_HTTP_DETAILS.get(status) or status.description or status.phrase,
         headers=None if allow is None else {"Allow": allow},
     )

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from tests.api_client import Api, problem, read
+
+SEAT = '"resource_id": "seat"'
+
+
+async def send(api: Api, body: str | bytes, content_type: str | None = "application/json") -> Any:  # noqa: ANN401
+    """Place with a body as it stands."""
+    headers = {"Idempotency-Key": str(uuid4())}
+    if content_type is not None:
+        headers["Content-Type"] = content_type
+    data = body if isinstance(body, bytes) else body.encode()
+    return await api.ask("POST", "/v1/holds", headers=headers, data=data)
+
+
+async def nothing_was_placed(pool: asyncpg.Pool[asyncpg.Record]) -> bool:
+    """Say whether the store is still empty."""
+    return await pool.fetchval("SELECT count(*) FROM holds") == 0
+
+
+@pytest.mark.parametrize(
+    ("ttl", "status"),
+    [
+        ("-1", 422),
+        ("0", 422),
+        ("0.999999", 422),
+        ("true", 422),
+        ('"60"', 422),
+        ("null", 422),
+        ("[60]", 422),
+        ("1.0000001", 422),
+        ("2.00000000000000000000000000000001", 422),
+        ("31536001", 422),
+        ("31536000.000001", 422),
+        ("1e12", 422),
+        ("1e38", 422),
+        ("1e400", 422),
+        ("-1e999999999999999999", 422),
+        ("1e99999999999999999999999", 422),
+        ("1" + "0" * 5000, 422),
+        ("NaN", 400),
+        ("Infinity", 400),
+        ("-Infinity", 400),
+        ("01", 400),
+        ("1e6", 201),
+        ("1000000", 201),
+        ("1.0", 201),
+        ("1.000001", 201),
+        ("31536000.000000", 201),
+    ],
+)
+async def test_e10_e11_a_ttl_is_in_range_or_refused(
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], ttl: str, status: int
+) -> None:
+    """E10, E11: no ttl leads to a dead-on-arrival hold, to a far future, or to a 500."""
+    response = await send(api, f'{{{SEAT}, "ttl_s": {ttl}}}')
+    if status == 201:
+        assert response.status == 201
+        assert (await read(response))["state"] == "held"
+        return
+    await problem(response, status, "malformed" if status == 400 else "invalid")
+    assert await nothing_was_placed(pool)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "code"),
+    [
+        ("9999-12-31T23:59:59Z", "out_of_range"),
+        ("9999-12-31T23:59:59-12:00", "invalid"),
+        ("10000-01-01T00:00:00Z", "invalid"),
+        ("0001-01-01T00:00:00+14:00", "invalid"),
+        ("2020-01-01T00:00:00Z", "out_of_range"),
+        ("2030-02-30T00:00:00Z", "invalid"),
+        ("2030-01-01T00:00:00", "invalid"),
+        ("2030-01-01 00:00:00Z", "invalid"),
+        ("2030-01-01T00:00:00.0000001Z", "invalid"),
+        ("2030-W01-1T00:00:00Z", "invalid"),
+        ("2030-01-01T00:00:00+99:99", "invalid"),
+        ("tomorrow", "invalid"),
+        (1893456000, "invalid"),
+        (True, "invalid"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["place", "renew"])
+async def test_e11_a_deadline_is_in_range_or_refused(api: Api, expires_at: object, code: str, verb: str) -> None:
+    """E11: year 9999 and 10000, forms that are not RFC 3339, times in the past: 422, and get still works."""
+    if verb == "place":
+        await problem(await api.place(expires_at=expires_at), 422, code)
+        return
+    hold = await api.placed()
+    await problem(await api.verb(hold, "renew", expires_at=expires_at), 422, code)
+    assert (await api.hold(hold))["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\u0000", r"a\u0000b", r"\ud800", r"\udfff", r"\udc00\ud800", r"\ud83dx"],
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"ttl_s": 5, "resource_id": "%s"}',
+        f'{{"ttl_s": 5, {SEAT}, "holder": "%s"}}',
+        f'{{"ttl_s": 5, {SEAT}, "external_ref": "%s"}}',
+        f'{{"ttl_s": 5, {SEAT}, "%s": 1}}',
+        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"%s": 1}}}}',
+        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"b": "%s"}}]}}}}',
+        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"%s": {{}}}}]}}}}',
+        '"%s"',
+    ],
+)
+async def test_f12_no_nul_and_no_lone_surrogate(
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], text: str, body: str
+) -> None:
+    """F12: PostgreSQL cannot keep them: 400, wherever they are, keys and nested values too."""
+    await problem(await send(api, body % text), 400, "malformed")
+    assert await nothing_was_placed(pool)
+
+
+async def test_paired_surrogates_are_a_character(api: Api) -> None:
+    """An escaped emoji is that emoji; an escaped backslash before u0000 is text."""
+    response = await send(api, f'{{"ttl_s": 5, {SEAT}, "holder": "\\ud83d\\ude00", "external_ref": "\\\\u0000"}}')
+    hold = await read(response)
+    assert (hold["holder"], hold["external_ref"]) == ("\U0001f600", "\\u0000")
+    assert (await api.hold(hold))["holder"] == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"}",
+        b"{'ttl_s': 5}",
+        b'{"ttl_s": 5,}',
+        b'{"a": "\x00"}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        '{"a": 1}'.encode("utf-16"),
+        b"[" * 100_000,
+        b'{"metadata": ' + b'{"a":' * 100_000,
+    ],
+)
+async def test_what_is_not_json_is_400(api: Api, body: bytes) -> None:
+    """Broken, of another encoding, or nested beyond any parser; nothing at all lacks its fields."""
+    response = await send(api, body)
+    if body:
+        await problem(response, 400, "malformed")
+    else:
+        await problem(response, 422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"quantity": 0}, "#/quantity"),
+        ({"quantity": -1}, "#/quantity"),
+        ({"quantity": 1_000_000_001}, "#/quantity"),
+        ({"quantity": 10**30}, "#/quantity"),
+        ({"quantity": 1.0}, "#/quantity"),
+        ({"quantity": True}, "#/quantity"),
+        ({"quantity": "1"}, "#/quantity"),
+        ({"quantity": None}, "#/quantity"),
+        ({"resource_id": ""}, "#/resource_id"),
+        ({"resource_id": "x" * 256}, "#/resource_id"),
+        ({"resource_id": 7}, "#/resource_id"),
+        ({"resource_id": None}, "#"),
+        ({"holder": ""}, "#/holder"),
+        ({"holder": "x" * 256}, "#/holder"),
+        ({"external_ref": "x" * 256}, "#/external_ref"),
+        ({"external_ref": 1}, "#/external_ref"),
+        ({"metadata": []}, "#/metadata"),
+        ({"metadata": "x"}, "#/metadata"),
+        ({"metadata": {"a": "x" * 8192}}, "#/metadata"),
+        ({"max_renewals": -1}, "#/max_renewals"),
+        ({"max_renewals": 2**31}, "#/max_renewals"),
+        ({"max_lifetime_s": 59}, "#"),
+        ({"max_lifetime_s": 1e9}, "#/max_lifetime_s"),
+        ({"replaces": "x"}, "#/replaces"),
+        ({"replaces": 5}, "#/replaces"),
+        ({"expires_at": "2030-01-01T00:00:00Z", "ttl_s": 5}, "#"),
+        ({"items": []}, "#/items"),
+        ({"items": [{"resource_id": "a"}]}, "#"),
+        ({"surprise": 1}, "#/surprise"),
+        ({"a/b~c": 1}, "#/a~1b~0c"),
+        ({"id": str(uuid4())}, "#/id"),
+        ({"reminders": [{"before_s": 5}]}, "#/reminders"),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], change: dict[str, object], pointer: str
+) -> None:
+    """422 points at the field; nothing is placed."""
+    document = {"ttl_s": 60, "resource_id": "seat"} | change
+    found = await problem(await send(api, json.dumps(document)), 422, "invalid")
+    assert pointer in [e["pointer"] for e in found["errors"]]
+    assert all(e["detail"] for e in found["errors"])
+    assert await nothing_was_placed(pool)
+
+
+@pytest.mark.parametrize(
+    ("items", "pointer"),
+    [
+        ([{"resource_id": "a", "quantity": 0}], "#/items/0/quantity"),
+        ([{"resource_id": "a"}, {"resource_id": "b", "x": 1}], "#/items/1/x"),
+        ([{"resource_id": "a"}, {"resource_id": "a"}], "#"),
+        ([{"resource_id": f"r{n}"} for n in range(51)], "#/items"),
+        ([7], "#/items/0"),
+        ({"resource_id": "a"}, "#/items"),
+    ],
+)
+async def test_a_wrong_item_is_named(api: Api, items: object, pointer: str) -> None:
+    """The pointer leads into the list."""
+    found = await problem(await api.place(items=items), 422, "invalid")
+    assert pointer in [e["pointer"] for e in found["errors"]]
+
+
+@pytest.mark.parametrize("body", ["[]", "null", "true", "1", '"x"'])
+async def test_a_body_is_an_object(api: Api, body: str) -> None:
+    """Any other JSON is 422."""
+    await problem(await send(api, body), 422, "invalid")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"ttl_s": 5, "ttl_s": 6, {SEAT}}}',
+        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": {{"b": 1, "b": 1}}}}}}',
+        f'{{"ttl_s": 5, {SEAT}, "tt\\u006c_s": 5}}',
+    ],
+)
+async def test_a_field_twice_is_refused(api: Api, body: str) -> None:
+    """Which of the two counts would be anybody's guess."""
+    await problem(await send(api, body), 422, "invalid")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ['{"a": 1e400}', '{"a": [-1e999]}', '{"a": 1e99999999999999999999}', '{"a": ' + "[" * 40 + "]" * 40 + "}"],
+)
+async def test_metadata_that_no_reader_could_read_is_refused(api: Api, metadata: str) -> None:
+    """Numbers beyond a double, and nesting beyond 32 levels: 422."""
+    await problem(await send(api, f'{{"ttl_s": 5, {SEAT}, "metadata": {metadata}}}'), 422, "invalid")
+
+
+async def test_metadata_comes_back_as_it_went(api: Api) -> None:
+    """Big integers, fractions, empty things and any character; up to 8 KiB to the byte."""
+    metadata = {"n": 10**30, "f": -0.1, "e": {}, "l": [[], None, False], "ü/~": "\u2028\u00e9\U0001f600\\", "": "x"}
+    hold = await api.placed(metadata=metadata)
+    assert hold["metadata"] == (await api.hold(hold))["metadata"] == metadata
+    deep: dict[str, Any] = {"a": 1}
+    for _ in range(29):
+        deep = {"a": deep}
+    assert (await api.placed(metadata=deep))["metadata"] == deep
+    full = {"a": "é" * ((8192 - len('{"a":""}')) // 2)}
+    assert (await api.placed(metadata=full))["metadata"] == full
+
+
+async def test_a_body_over_a_mebibyte_is_413(api: Api) -> None:
+    """Announced, chunked or compressed; exactly 1 MiB is read."""
+    body = json.dumps({"ttl_s": 5, "resource_id": "seat"}).encode()
+    full = body + b" " * (1_048_576 - len(body))
+    assert (await send(api, full)).status == 201
+    await problem(await send(api, full + b" "), 413, "too_large")
+    headers = {"Idempotency-Key": "z", "Content-Type": "application/json", "Content-Encoding": "gzip"}
+    bomb = gzip.compress(b" " * 50_000_000)
+    response = await api.ask("POST", "/v1/holds", headers=headers, data=bomb)
+    await problem(response, 413, "too_large")
+    broken = await api.ask("POST", "/v1/holds", headers=headers, data=b"no gzip at all")
+    await problem(broken, 400, "malformed")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("application/json; charset=utf-16", 415),
+        ("nonsense", 415),
+        ("application/json; charset=UTF-8", 201),
+        ("application/vnd.shop+json", 201),
+    ],
+)
+async def test_a_body_is_json_or_415(api: Api, content_type: str, status: int) -> None:
+    """The content type must say JSON in UTF-8."""
+    response = await send(api, f'{{"ttl_s": 5, {SEAT}}}', content_type)
+    if status == 415:
+        await problem(response, 415, "not_json")
+    assert response.status == status
+
+
+@pytest.mark.parametrize("id_", ["1", "x", "%00", "0193", f"{{{uuid4()}}}", str(uuid4()).replace("-", ""), "é" * 36])
+async def test_an_id_that_is_no_uuid_is_404(api: Api, id_: str) -> None:
+    """As for any id that is not there."""
+    await problem(await api.ask("GET", f"/v1/holds/{id_}"), 404, "not_found")
+    await problem(await api.ask("POST", f"/v1/holds/{id_}/confirm"), 404, "not_found")
+
+
+async def test_paths_and_methods_that_are_not_there(api: Api) -> None:
+    """404 and 405 are problems too; 405 names what is allowed."""
+    await problem(await api.ask("GET", "/nothing"), 404, "not_found")
+    await problem(await api.ask("GET", "/v1/nothing", key=None), 404, "not_found")
+    response = await api.ask("DELETE", "/v1/holds")
+    await problem(response, 405, "method_not_allowed")
+    assert response.headers["Allow"] == "POST"
