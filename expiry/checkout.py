@@ -83,9 +83,9 @@ class Checkout:
             elif lane.hold_id is None:
                 self.tally.unmatched += 1
             elif event.kind == "purchase":
-                await self._end(event, lane, "confirm")
+                await self._end(lane, "confirm")
             else:
-                await self._end(event, lane, "release")
+                await self._end(lane, "release")
         self._on_progress(self.tally)
 
     def _lane(self, event: Event) -> _Lane:
@@ -109,7 +109,6 @@ class Checkout:
             "resource_id": self._resource(event.product_id),
             "ttl_s": self._ttl_s,
             "external_ref": event.session,
-            "holder": event.user_id or None,
         }
         answer = await self._post(event, lane, "/v1/holds", body)
         if answer.status == HTTPStatus.CREATED:
@@ -121,8 +120,9 @@ class Checkout:
         else:
             self.tally.refused[answer.code] += 1
 
-    async def _end(self, event: Event, lane: _Lane, verb: str) -> None:
-        answer = await self._post(event, lane, f"/v1/holds/{lane.hold_id}/{verb}", {})
+    async def _end(self, lane: _Lane, verb: str) -> None:
+        # Both may be repeated as they are, without a key.
+        answer = await self._ask("POST", f"/v1/holds/{lane.hold_id}/{verb}", {}, {})
         lane.hold_id = None
         if answer.status == HTTPStatus.OK:
             if verb == "confirm":

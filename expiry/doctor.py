@@ -41,8 +41,8 @@ class Finding:
         return asdict(self) | {"check": self.check.name, "promise": self.check.promise}
 
 
-SCHEMA = Check("schema", "", "", "the schema is the one this program needs")
-CLOCKS = Check("clocks", "", "SELECT clock_timestamp()", "clocks against this machine's")
+SCHEMA = Check("schema", "", "", "schema")
+CLOCKS = Check("clocks", "", "SELECT clock_timestamp()", "clocks, against this machine's")
 DUE_SOON = """
 SELECT count(*) FROM (SELECT FROM holds WHERE state = 'held' AND next_attempt_at IS NULL
     AND expires_at <= statement_timestamp() + $1::double precision * interval '1 second' LIMIT 1000000) h
@@ -128,9 +128,8 @@ async def _run(
 
 
 def _looked_at(check: Check, seen: int, *, rows_max: int) -> str:
-    if seen < rows_max:
-        return f"{seen:,} {check.subject}"
-    return f"{seen:,} {check.subject}, " + ("a sample" if check.statement == COUNTERS else "the newest")
+    bound = "" if seen < rows_max else "sample of " if check.statement == COUNTERS else "newest "
+    return f"{bound}{seen:,} {check.subject}"
 
 
 async def _clocks(
@@ -170,18 +169,24 @@ async def _wakeups(
 
 def render(findings: Iterable[Finding]) -> Table:
     """Lay the findings out for a terminal of 80 columns; what is wrong comes with its examples."""
-    table = Table(box=box.SIMPLE_HEAD, title="doctor", title_justify="left", pad_edge=False, expand=True)
-    table.add_column("")
-    table.add_column("")
+    table = Table(box=box.SIMPLE_HEAD, title="doctor", title_justify="left", pad_edge=False, width=80)
+    for name in ("", ""):
+        table.add_column(name)
     table.add_column("promise", ratio=1)
-    table.add_column("looked at", justify="right")
-    table.add_column("ms", justify="right")
+    for name in ("looked at", "ms"):
+        table.add_column(name, justify="right", style="dim", no_wrap=True)
     for finding in findings:
-        check = finding.check
-        mark = "[red]✗[/]" if not finding.ok else "[green]✓[/]" if check.promise else "[dim]·[/]"
+        check, note = finding.check, escape(finding.note)
         took = f"{finding.seconds * 1000:,.0f}" if finding.seconds else ""
-        says = check.explains if finding.ok else f"[red]{check.explains}: {finding.count:,} do not[/]"
-        table.add_row(mark, check.promise, says, escape(finding.note), f"[dim]{took}[/]")
+        if not check.promise and finding.ok:
+            table.add_row("[dim]·[/]", "", f"[dim]{check.explains}: {note}[/]", "", took)
+        elif finding.ok:
+            table.add_row("[green]✓[/]", check.promise, check.explains, note, took)
+        elif finding.count:
+            looked_at = f"[red]{finding.count:,} wrong[/] of {note}"
+            table.add_row("[red]✗[/]", check.promise, f"[red]{check.explains}[/]", looked_at, took)
+        else:
+            table.add_row("[red]✗[/]", check.promise, f"[red]{check.explains}: {note}[/]", "", took)
         for example in finding.examples:
-            table.add_row("", "", f"  [red]{escape(example)}[/]", "", "")
+            table.add_row("", "", f"[red]{escape(example)}[/]", "", "")
     return table

@@ -172,13 +172,13 @@ SELECT CASE WHEN d.attempts < 1 OR '' IN (d.reason, d.first_error, d.last_error)
 
 CHECKS = (
     Check("not_early", "P1", NOT_EARLY, "no hold expired before its deadline", "holds"),
-    Check("one_end", "P2", ONE_END, "every ended hold ended once, held ones not at all", "holds"),
-    Check("whole_history", "P3", WHOLE_HISTORY, "each place and renewal wrote one event", "holds"),
+    Check("one_end", "P2", ONE_END, "each hold ended once, as its row says", "holds"),
+    Check("whole_history", "P3", WHOLE_HISTORY, "each placing and renewal wrote one event", "holds"),
     Check("keys", "P3", KEYS, "an event's key is verb:hold:generation", "events"),
-    Check("current", "P4", CURRENT, "only the latest generation expired", "expiries"),
+    Check("current", "P4", CURRENT, "only a hold's latest generation expired", "expiries"),
     Check("not_forgotten", "P5", NOT_FORGOTTEN, "nothing overdue is forgotten", "overdue holds"),
-    Check("backed_off", "P5", BACKED_OFF, "what fails has a dead letter", "failing holds"),
-    Check("in_time", "P6", IN_TIME, "no hold was confirmed past its deadline", "confirmed"),
+    Check("backed_off", "P5", BACKED_OFF, "every failing hold has a dead letter", "failing holds"),
+    Check("in_time", "P6", IN_TIME, "no hold was confirmed past its deadline", "purchases"),
     Check("counters", "P7", COUNTERS, "the counters equal the sum of the holds", "resources"),
     Check("not_oversold", "P7", NOT_OVERSOLD, "nothing is sold twice", "resources"),
     Check("dead_letters", "P8", DEAD_LETTERS, "failures keep attempts and errors", "dead letters"),

@@ -28,9 +28,9 @@ from expiry.shop import Event
 from expiry.telemetry import mask
 from expiry.wakeups import connect_redis
 
-DEMO_SPEED = 30.0
-DEMO_TTL_S = 8.0
-CONCURRENCY_MAX = 64
+DEMO_SPEED = 24.0
+DEMO_TTL_S = 10.0
+CONCURRENCY_MAX = 32
 REQUEST_S_MAX = 10.0
 CONNECT_S_MAX = 5.0
 READY_S_MAX = 15.0

@@ -32,8 +32,8 @@ START = datetime(2025, 11, 28, 18, tzinfo=UTC)
 ZIPF = 0.9  # the n-th most popular product sells 1 / n^ZIPF as often as the first
 PROMOTED_PRODUCTS = 5
 BURST_AT = 0.45  # of the time
-BURST_S = 40.0  # shop time in which the promotion's carts come
-BURST_SHARE = 0.25  # of the sessions
+BURST_S = 90.0  # shop time in which the promotion's carts come
+BURST_SHARE = 0.2  # of the sessions
 BOUGHT_SHARE = 0.35
 BOUGHT_IN_BURST_SHARE = 0.1  # the rest is abandoned, and expires together
 REMOVED_SHARE = 0.15
@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
 
 def generate(
-    seed: int, *, sessions: int = 6000, products: int = 400, minutes: float = 20, start: datetime = START
+    seed: int, *, sessions: int = 6500, products: int = 400, minutes: float = 20, start: datetime = START
 ) -> Iterator[Event]:
     """Make up a shop's events in the order of time, the same ones for the same arguments.
 
@@ -68,7 +68,8 @@ def generate(
     arrivals = [(rng.uniform(0, open_s), False) for _ in range(round(sessions * (1 - BURST_SHARE)))]
     burst_s = open_s * BURST_AT
     arrivals += [
-        (burst_s + rng.triangular(0, BURST_S, BURST_S / 8), True) for _ in range(sessions - len(arrivals))
+        (burst_s + rng.uniform(0, min(BURST_S, open_s - burst_s)), True)
+        for _ in range(sessions - len(arrivals))
     ]
     arrivals.sort()
     pending: list[Event] = []

@@ -7,9 +7,10 @@ from aiohttp import web
 
 from expiry.api import body, health, holds, metrics, operations, resources
 from expiry.api.auth import authenticate
+from expiry.api.hints import Hints
 from expiry.api.problems import answer_problems
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, KEYS, POOL, READINESS, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, KEYS, POOL, READINESS, WAKEUPS
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
@@ -35,6 +36,7 @@ def make_app(
     app = _app((health.routes, holds.routes, resources.routes, operations.routes))
     app[POOL] = pool
     app[WAKEUPS] = wakeups
+    app[HINTS] = Hints(wakeups)
     app[BUCKET] = bucket
     app[KEYS] = KeyRing(pool)
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 
 ACQUIRE_S_MAX = 2.0  # wait for a connection: who waits longer had better come again
 RETRIES = 2  # of a deadlock or lock timeout; each was rolled back whole
+RETRY_WITHIN_S = 3.0  # since the first attempt; a row that stays locked must not park a connection for long
 RETRY_WAIT_S = 0.02  # times the attempt, with jitter
 
 DRIVER_ERRORS = (*DATABASE_ERRORS, asyncpg.InternalClientError)
@@ -34,20 +36,25 @@ async def run(pool: "asyncpg.Pool[asyncpg.Record]", work: Callable[[Conn], Await
     Raises BusyError or UnavailableError for whatever the database or the way to it causes.
     """
     attempt = 0
+    started_s = time.monotonic()
     while True:
         try:
             async with pool.acquire(timeout=ACQUIRE_S_MAX) as conn:
                 return await work(conn)
         except errors.BusyError as error:
-            if attempt == RETRIES or not isinstance(error.__cause__, _CONFLICTS):
+            if not isinstance(error.__cause__, _CONFLICTS) or not _again(attempt, started_s):
                 raise
         except _CONFLICTS as error:
-            if attempt == RETRIES:
+            if not _again(attempt, started_s):
                 raise errors.BusyError from error
         except DRIVER_ERRORS as error:
             raise translated(error) from error
         attempt += 1
         await asyncio.sleep(RETRY_WAIT_S * attempt * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+
+
+def _again(attempt: int, started_s: float) -> bool:
+    return attempt < RETRIES and time.monotonic() - started_s < RETRY_WITHIN_S
 
 
 def translated(error: Exception) -> errors.ExpiryError:

@@ -12,7 +12,7 @@ from expiry.api import body
 from expiry.api.auth import name_of, needs, tenant_of
 from expiry.api.database import run
 from expiry.api.models import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
-from expiry.api.state import BUCKET, POOL, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, POOL
 from expiry.api.times import parse_rfc3339, rfc3339, rfc3339_or_none
 from expiry.holds import Conn, Hold
 from expiry.wakeups import after_commit
@@ -36,7 +36,8 @@ async def place(request: web.Request) -> web.Response:
         lambda conn: holds.place_many(conn, wanted, tenant_id=tenant_id, by=by, key=(key, body_hash)),
     )
     # After a replay too: the first attempt may have died between its commit and the wake-up.
-    await after_commit(placement.holds, placement.reclaimed, request.app[WAKEUPS], request.app[BUCKET])
+    await request.app[HINTS].enqueue(placement.holds)
+    await after_commit([], placement.reclaimed, None, request.app[BUCKET])
     hold = placement.holds[0]
     now = hold.placed_at
     if placement.replayed:
@@ -77,7 +78,7 @@ async def renew(request: web.Request) -> web.Response:
         return hold
 
     response = await _change(request, f"renew/{id_}", body_hash, work)
-    await after_commit(renewed, 0, request.app[WAKEUPS], request.app[BUCKET])
+    await request.app[HINTS].enqueue(renewed)
     return response
 
 

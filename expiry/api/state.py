@@ -3,6 +3,7 @@
 import asyncpg
 from aiohttp import web
 
+from expiry.api.hints import Hints
 from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
 from expiry.wakeups import Wakeups
@@ -10,6 +11,7 @@ from governor import Bucket
 
 POOL: "web.AppKey[asyncpg.Pool[asyncpg.Record]]" = web.AppKey("POOL")
 WAKEUPS: web.AppKey[Wakeups | None] = web.AppKey("WAKEUPS")
+HINTS: web.AppKey[Hints] = web.AppKey("HINTS")
 BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
 KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")
 READINESS: web.AppKey[Readiness] = web.AppKey("READINESS")
