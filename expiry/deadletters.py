@@ -9,12 +9,15 @@ import asyncpg
 import structlog
 from prometheus_client import Counter
 
-from expiry.errors import HoldNotFoundError
+from expiry.errors import ExpiryError, HoldNotFoundError
 from expiry.holds import Conn
 from expiry.settings import Settings
 
 WAIT_S_MAX = 300  # between two attempts of one row
 LIST_MAX = 200
+
+# SQLSTATE classes of errors that lie in the row itself: data exception, integrity constraint, PL/pgSQL.
+_ROW_ERRORS = frozenset({"22", "23", "P0"})
 
 DEAD = Counter("expiry_dead_letters", "Holds given up after too many failures of their own.")
 
@@ -52,23 +55,42 @@ RETURNING attempts, state = 'open' AS dead, extract(epoch FROM clock_timestamp()
 """
 
 
+# A row that refuses every UPDATE (say, a constraint added NOT VALID) cannot keep its own attempts.
+RECORD_UNWRITABLE = """
+INSERT INTO dead_letters AS d (tenant_id, kind, hold_id, generation, reason, attempts, first_error, last_error,
+                               first_failed_at, last_failed_at, state)
+SELECT h.tenant_id, 'expire', h.id, h.generation, $3, 1, $5, $5, clock_timestamp(), clock_timestamp(),
+       CASE WHEN $4 <= 1 THEN 'open' ELSE 'retrying' END
+  FROM holds h WHERE h.id = $1 AND h.generation = $2 AND h.state = 'held'
+ON CONFLICT (hold_id, kind) WHERE state IN ('retrying', 'open') DO UPDATE
+   SET reason = EXCLUDED.reason, attempts = d.attempts + 1, last_error = EXCLUDED.last_error,
+       last_failed_at = EXCLUDED.last_failed_at,
+       state = CASE WHEN d.attempts + 1 >= $4 THEN 'open' ELSE 'retrying' END
+RETURNING attempts, state = 'open' AS dead,
+          extract(epoch FROM clock_timestamp())::double precision * 1000 AS at_ms
+"""
+
+
+def lies_in_row(error: asyncpg.PostgresError) -> bool:
+    """Whether the row itself is at fault, not the database or another transaction."""
+    return (error.sqlstate or "")[:2] in _ROW_ERRORS
+
+
 async def record_failure(
     conn: Conn, hold_id: UUID, generation: int, *, error: asyncpg.PostgresError, settings: Settings
 ) -> Failure:
     """Note that expiring this hold failed by its own fault, and say when to try again."""
     jitter = random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries, guards nothing
     text = f"{error.sqlstate}: {error}"[:2000]
-    row = await conn.fetchrow(
-        RECORD_FAILURE,
-        hold_id,
-        generation,
-        error.sqlstate,
-        settings.attempts_max,
-        float(settings.retry_base_s),
-        float(WAIT_S_MAX),
-        jitter,
-        text,
-    )
+    who = (hold_id, generation, error.sqlstate, settings.attempts_max)
+    try:
+        row = await conn.fetchrow(
+            RECORD_FAILURE, *who, float(settings.retry_base_s), float(WAIT_S_MAX), jitter, text
+        )
+    except asyncpg.PostgresError as refused:
+        if not lies_in_row(refused):
+            raise
+        row = await conn.fetchrow(RECORD_UNWRITABLE, *who, text)
     if row is None:  # ended or renewed meanwhile: nothing is left to retry
         return Failure(attempts=0, wait_s=0, dead=False, at_ms=0)
     wait_s = min(settings.retry_base_s * 2 ** (row["attempts"] - 1), WAIT_S_MAX) * jitter
@@ -131,7 +153,12 @@ async def discard(conn: Conn, ids: Sequence[int], *, by: str) -> list[int]:
 
 
 async def _resolve(conn: Conn, statement: str, ids: Sequence[int], by: str) -> list[int]:
-    done = [row["id"] for row in await conn.fetch(statement, list(ids), by)]
+    try:
+        done = [row["id"] for row in await conn.fetch(statement, list(ids), by)]
+    except asyncpg.PostgresError as error:
+        if not lies_in_row(error):
+            raise
+        raise ExpiryError(f"the row still refuses any change ({error}): mend that first") from error
     if not done:
         raise HoldNotFoundError("none of these is an open dead letter: list them first")
     return done

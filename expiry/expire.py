@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 from prometheus_client import Counter, Histogram
 
-from expiry.deadletters import Failure, record_failure
+from expiry.deadletters import Failure, lies_in_row, record_failure
 from expiry.holds import ENDED, Conn
 from expiry.settings import Settings
 
@@ -36,9 +36,6 @@ for _by in ("worker", "sweep"):
     BATCH_SECONDS.labels(_by)
     for _outcome in OUTCOMES:
         ATTEMPTS.labels(_outcome, _by)
-
-# SQLSTATE classes of errors that lie in the row itself: data exception, integrity constraint, PL/pgSQL.
-_ROW_ERRORS = frozenset({"22", "23", "P0"})
 
 
 class Wake(NamedTuple):
@@ -94,7 +91,7 @@ async def _bisect(conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings
     try:
         return await expire(conn, wakes, by=by)
     except asyncpg.PostgresError as error:
-        if (error.sqlstate or "")[:2] not in _ROW_ERRORS:
+        if not lies_in_row(error):
             raise
         if len(wakes) == 1:
             failure = await record_failure(conn, *wakes[0], error=error, settings=settings)

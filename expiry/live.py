@@ -47,6 +47,7 @@ class Tally:
     retries: int = 0
     behind_s: float = 0.0
     behind_s_max: float = 0.0
+    closed_early: bool = False  # too far behind
     finished: bool = False
     hold_ids: set[UUID] = field(default_factory=set)
     latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_MAX))

@@ -29,13 +29,16 @@ PERMIT_WAIT_S_MAX = 1.0  # a pass looks at stop and pause at least this often
 
 log = structlog.get_logger()
 
-# Overdue by more than the grace, after the cursor. Index: holds_due.
+# Overdue by more than the grace, after the cursor. Indexes: holds_due, dead_letters_unresolved (a row that
+# refuses every UPDATE is known as dead there only).
 DUE_PAGE = """
-SELECT id, generation, expires_at AS due_at FROM holds
- WHERE state = 'held' AND next_attempt_at IS NULL
-   AND expires_at <= statement_timestamp() - $1::double precision * interval '1 second'
-   AND (expires_at, id) > ($2, $3)
- ORDER BY expires_at, id LIMIT $4
+SELECT h.id, h.generation, h.expires_at AS due_at FROM holds h
+ WHERE h.state = 'held' AND h.next_attempt_at IS NULL
+   AND h.expires_at <= statement_timestamp() - $1::double precision * interval '1 second'
+   AND (h.expires_at, h.id) > ($2, $3)
+   AND NOT EXISTS (SELECT FROM dead_letters d
+                    WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')
+ ORDER BY h.expires_at, h.id LIMIT $4
 """
 # Rows whose back-off after a failure of their own is over. Index: holds_backed_off.
 BACKED_OFF_PAGE = """

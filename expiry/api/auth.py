@@ -32,7 +32,8 @@ def needs(scope: Scope) -> Callable[[Handler], Handler]:
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request through to a marked handler if its key has the scope; note who it is."""
     info = request.match_info
-    if info.http_exception is not None or not request.path.startswith("/v1/"):
+    resource = info.route.resource
+    if resource is None or not resource.canonical.startswith("/v1/"):
         return await handler(request)  # nothing there (404, 405), or open to everybody
     scope = _scopes.get(info.handler)
     try:

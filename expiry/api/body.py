@@ -1,5 +1,6 @@
 """What a request says, read strictly: JSON without duplicates, NaN, NUL or lone surrogates; then a model."""
 
+import asyncio
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ from expiry.holds import TEXT_MAX
 M = TypeVar("M", bound=BaseModel)
 
 BYTES_MAX = 1_048_576
+READ_S_MAX = 30.0  # from the head to the end of a body: who sends slower keeps a connection for nothing
 DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's parsers give up
 ERRORS_MAX = 20  # named in one answer
 GENERATION_MAX = 2**63 - 1
@@ -30,10 +32,10 @@ _ESCAPED = re.compile(r'\\(["\\])')
 async def read(request: web.Request, model: type[M]) -> tuple[M, bytes]:
     """Answer the body as the model, and a hash that equal requests share.
 
-    No body counts as `{}`. Raises NotJSONError, MalformedError, InvalidError, or aiohttp's 413.
+    No body counts as `{}`. Raises NotJSONError, MalformedError, InvalidError, or aiohttp's 413 and 408.
     """
     document: Any = {}
-    if request.can_read_body and (raw := await request.read()):
+    if request.can_read_body and (raw := await _raw(request)):
         _check_content_type(request)
         document = parse(raw)
     canonical = json.dumps(document, sort_keys=True, default=str, separators=(",", ":"))
@@ -41,6 +43,14 @@ async def read(request: web.Request, model: type[M]) -> tuple[M, bytes]:
         return model.model_validate(document), hashlib.sha256(canonical.encode()).digest()
     except ValidationError as error:
         raise InvalidError(errors=_explained(error)) from None
+
+
+async def _raw(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(READ_S_MAX):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
 
 
 def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
