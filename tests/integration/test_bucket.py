@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -30,6 +30,16 @@ Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Make: TypeAlias = Callable[..., Bucket]
 
 NAME = "expire"
+# A burst of 3/s is less than one of the floor: to be seen for 50 ms after the lapse, so not left
+# to chance.
+LAPSE_OF_A_LOW_ALLOWANCE = [
+    Step(
+        elapsed_us=0,
+        operation="publish",
+        args={"allowance_per_s": 3.0, "ttl_s": 6.0, "epoch": 1},
+    ),
+    Step(elapsed_us=6_010_000, operation="take", args={"n": 0}),
+]
 
 
 @pytest.fixture(params=["redis", "postgres"])
@@ -49,6 +59,7 @@ def make(request: pytest.FixtureRequest, redis: Redis, pool: Pool) -> Make:
     deadline=None,  # two servers answer
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example empties both
 )
+@example(steps=LAPSE_OF_A_LOW_ALLOWANCE, back_us=[0, 0])
 @given(steps=STEPS, back_us=st.lists(st.sampled_from([0, 0, 0, 900_000, 1_500_000]), min_size=40))
 async def test_the_three_forms_agree(steps: list[Step], back_us: list[int], redis: Redis, pool: Pool) -> None:
     """Whatever happens in whatever order, all three say and hold the same, to the nano-permit."""
@@ -98,6 +109,27 @@ async def test_the_server_keeps_the_time(make: Make) -> None:
     assert min(granted) >= 1
     # It was empty at the start, so there is no burst to allow for.
     assert sum(granted) <= 1000 * (time.monotonic() - start_s)
+
+
+async def test_what_is_stored_is_within_bounds(make: Make, redis: Redis, pool: Pool) -> None:
+    """Who looks at the hash or the row, and not through a bucket, sees no more than is there."""
+    clock = Clock()
+    bucket = make(clock_us=clock)
+    script = redis.register_script("return redis.call('HMGET', KEYS[1], 'tokens', 'debt')")
+
+    async def stored() -> list[float]:
+        row = await pool.fetchrow("SELECT tokens, debt FROM governor_bucket")
+        return [int(value) / 10**9 for value in row or await script(keys=[NAME])]
+
+    await bucket.publish(allowance_per_s=400, ttl_s=6, epoch=1)
+    await bucket.refund(10**6)
+    assert await stored() == [100, 0]
+    await bucket.publish(allowance_per_s=100, ttl_s=6, epoch=1)
+    assert await stored() == [25, 0]
+    await bucket.charge(10**9)
+    assert await stored() == [1.25, 100]
+    await bucket.publish(allowance_per_s=50, ttl_s=6, epoch=1)
+    assert await stored() == [1.25, 50]
 
 
 async def test_a_lost_bucket_starts_empty(make: Make, redis: Redis, pool: Pool) -> None:

@@ -247,6 +247,14 @@ async def test_a_published_allowance_lapses_to_the_floor(bucket: LocalBucket, cl
     assert state.tokens == round((1 * 0.5 + 0.1 * FLOOR_PER_S) * PERMIT)
 
 
+async def test_each_allowance_has_its_own_burst(clock: Clock) -> None:
+    """What an allowance could not save up before it lapsed is not there afterwards."""
+    bucket = LocalBucket(floor_per_s=400, clock_us=clock)
+    await bucket.publish(allowance_per_s=4, ttl_s=2, epoch=1)
+    clock.advance(2.01)
+    assert await _granted(bucket) == 1 + 4  # a burst of 4/s, and 10 ms of the floor
+
+
 async def test_a_pause_grants_nothing_and_saves_nothing(bucket: LocalBucket, clock: Clock) -> None:
     """Paused, the bucket is empty at once, gives nothing, and resumes empty."""
     await _publish(bucket, 400)
