@@ -626,7 +626,10 @@ DECLARE
     v_outcome text;
 BEGIN
     SELECT h.* INTO v_hold FROM holds h WHERE h.id = p_id AND h.tenant_id = p_tenant FOR NO KEY UPDATE;
-    v_now := clock_timestamp();
+    IF v_hold.state = c_from THEN
+        PERFORM expiry_lock_resources(ARRAY[p_id], p_skip => false);
+    END IF;
+    v_now := clock_timestamp();  -- after every wait: the deadline may have passed meanwhile
     v_outcome := CASE
         WHEN v_hold.id IS NULL THEN 'missing'
         WHEN p_generation IS NOT NULL AND v_hold.generation <> p_generation THEN 'generation'
@@ -636,8 +639,7 @@ BEGIN
         WHEN v_hold.state = 'held' THEN 'not_confirmed'
         ELSE 'ended' END;
     IF v_outcome = 'done' THEN
-        PERFORM expiry_lock_resources(ARRAY[p_id], p_skip => false);
-        PERFORM expiry_end(ARRAY[p_id], c_state, p_verb, p_by, p_reason, clock_timestamp());
+        PERFORM expiry_end(ARRAY[p_id], c_state, p_verb, p_by, p_reason, v_now);
         SELECT h.* INTO v_hold FROM holds h WHERE h.id = p_id;
     END IF;
     RETURN QUERY SELECT v_outcome, v_hold;

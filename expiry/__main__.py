@@ -21,6 +21,7 @@ from expiry.holds import Conn
 from expiry.service import Service, connect_database
 from expiry.settings import Settings
 from expiry.telemetry import set_up_logging
+from expiry.wakeups import connect_redis
 from governor import GovernorSettings
 
 T = TypeVar("T")
@@ -115,7 +116,10 @@ def doctor_command(*, as_json: Annotated[bool, typer.Option("--json", help="For 
         settings = _settings()
 
         async def examine(conn: Conn) -> list[doctor.Finding]:
-            return await doctor.examine(conn, since=None, settings=settings)
+            if not settings.queue_used:
+                return await doctor.examine(conn, since=None, settings=settings)
+            async with connect_redis(settings) as redis:
+                return await doctor.examine(conn, since=None, settings=settings, redis=redis)
 
         findings = _run(_with_database(settings, examine))
     if as_json:

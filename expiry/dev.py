@@ -80,11 +80,13 @@ async def demo(
                 ttl_s=replay.DEMO_TTL_S,
                 settings=settings,
                 console=Console(),
+                behind_s_max=replay.DEMO_BEHIND_S_MAX,
             )
         )
         await asyncio.wait([work, running], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():  # interrupted
             work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
             return 130
         return work.result()
     finally:

@@ -13,10 +13,13 @@ import asyncpg
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from rich import box
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from expiry import schema
+from expiry.holds import Conn
 from expiry.promises import CHECKS, COUNTERS, Check
 from expiry.settings import Settings
 
@@ -51,7 +54,7 @@ WAKEUPS = Check("wakeups", "", DUE_SOON, "wake-ups in Redis")
 
 
 async def examine(
-    conn: "asyncpg.Connection[asyncpg.Record]",
+    conn: Conn,
     *,
     since: datetime | None,
     settings: Settings,
@@ -96,7 +99,7 @@ SELECT count(*) AS seen, count(f.wrong) AS wrong, (array_agg(f.wrong) FILTER (WH
 
 
 async def _run(
-    conn: "asyncpg.Connection[asyncpg.Record]",
+    conn: Conn,
     check: Check,
     given: tuple[UUID, datetime, int, float],
     settings: Settings,
@@ -132,9 +135,7 @@ def _looked_at(check: Check, seen: int, *, rows_max: int) -> str:
     return f"{bound}{seen:,} {check.subject}"
 
 
-async def _clocks(
-    conn: "asyncpg.Connection[asyncpg.Record]", redis: Redis | None
-) -> tuple[Finding, datetime]:
+async def _clocks(conn: Conn, redis: Redis | None) -> tuple[Finding, datetime]:
     """Compare the clocks, to half a round trip; the database's is the one that counts."""
     asked_at = datetime.now(UTC)
     now: datetime = await conn.fetchval(CLOCKS.statement)
@@ -152,9 +153,7 @@ async def _clocks(
     return Finding(check=CLOCKS, ok=True, note=note), now
 
 
-async def _wakeups(
-    conn: "asyncpg.Connection[asyncpg.Record]", redis: Redis, settings: Settings, now: datetime
-) -> Finding:
+async def _wakeups(conn: Conn, redis: Redis, settings: Settings, now: datetime) -> Finding:
     """Count both sides; they differ by what is in flight, and by wake-ups that a renewal made stale."""
     held = await conn.fetchval(DUE_SOON, float(settings.horizon_s))
     try:
@@ -167,8 +166,8 @@ async def _wakeups(
     return Finding(check=WAKEUPS, ok=True, note=note)
 
 
-def render(findings: Iterable[Finding]) -> Table:
-    """Lay the findings out for a terminal of 80 columns; what is wrong comes with its examples."""
+def render(findings: Sequence[Finding]) -> RenderableType:
+    """Lay the findings out for a terminal of 80 columns; examples of what is wrong come below."""
     table = Table(box=box.SIMPLE_HEAD, title="doctor", title_justify="left", pad_edge=False, width=80)
     for name in ("", ""):
         table.add_column(name)
@@ -187,6 +186,7 @@ def render(findings: Iterable[Finding]) -> Table:
             table.add_row("[red]✗[/]", check.promise, f"[red]{check.explains}[/]", looked_at, took)
         else:
             table.add_row("[red]✗[/]", check.promise, f"[red]{check.explains}: {note}[/]", "", took)
-        for example in finding.examples:
-            table.add_row("", "", f"[red]{escape(example)}[/]", "", "")
-    return table
+    examples = (
+        Text(f"✗ {f.check.promise}  {example}", style="red") for f in findings for example in f.examples
+    )
+    return Group(table, *examples)

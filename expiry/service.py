@@ -99,6 +99,10 @@ class Service:
         async with AsyncExitStack() as stack:
             pool = await connect_database(self.settings, self.role)
             stack.push_async_callback(_close_pool, pool)
+            loops_pool = pool
+            if self.api and self.background:  # a batch must not queue behind the requests of a busy shop
+                loops_pool = await connect_database(self.settings, f"{self.role}-loops")
+                stack.push_async_callback(_close_pool, loops_pool)
             async with pool.acquire() as conn:
                 await schema.check(conn)
             wakeups = None
@@ -108,12 +112,15 @@ class Service:
                 if self.settings.redis_required_at_start:
                     await check_redis(redis, self.settings)
                 wakeups = Wakeups(redis, self.settings, self.governor)
-            for name, part in self._parts(pool, wakeups).items():
+            for name, part in self._parts(pool, loops_pool, wakeups).items():
                 self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
             await self._until_stopped()
 
     def _parts(
-        self, pool: "asyncpg.Pool[asyncpg.Record]", wakeups: Wakeups | None
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        loops_pool: "asyncpg.Pool[asyncpg.Record]",
+        wakeups: Wakeups | None,
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         settings, stop = self.settings, self.stop
         floor_per_s = self.governor.floor_per_s
@@ -130,17 +137,19 @@ class Service:
         if not self.background:
             return parts
         permits = Permits(shared or None, row, self.governor)
-        pauses = loops.Pauses(pool)
+        pauses = loops.Pauses(loops_pool)
         parts["pauses"] = lambda: pauses.watch(stop)
         parts["allowance"] = lambda: loops.run(
             "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
         )
         parts["observe"] = lambda: loops.run(
-            "observe", lambda: observe(pool, wakeups), interval_s=2.0, stop=stop, pauses=pauses
+            "observe", lambda: observe(loops_pool, wakeups), interval_s=2.0, stop=stop, pauses=pauses
         )
-        parts |= self._loops(pool, wakeups, permits, pauses)
+        parts |= self._loops(loops_pool, wakeups, permits, pauses)
         if not self.api and settings.metrics_port is not None:
-            health = make_health_app(pool=pool, settings=settings, wakeups=wakeups, ready=self._troubles)
+            health = make_health_app(
+                pool=loops_pool, settings=settings, wakeups=wakeups, ready=self._troubles
+            )
             parts["health"] = lambda: serve(
                 health,
                 settings.api_host,

@@ -120,13 +120,13 @@ def _basket(rng: random.Random, weights: list[float], *, promoted: bool) -> list
 def capacity(product_id: str, *, seed: int = 0) -> int:
     """Say how many units of a product there are, the same for the same arguments.
 
-    Promoted ones are plentiful. Of the others most have enough for a busy hour and one in seven is
+    Promoted ones are plentiful. Of the others most have enough for a busy hour and one in ten is
     scarce, so that whichever of those is popular sells out.
     """
     if product_id.startswith(PROMOTED):
         return 100_000
     rng = random.Random(f"{seed}/{product_id}")  # noqa: S311 - drawn to be repeated, nothing secret
-    return rng.randint(3, 12) if rng.random() < 1 / 7 else rng.randint(100, 1000)
+    return rng.randint(3, 12) if rng.random() < 1 / 10 else rng.randint(100, 1000)
 
 
 class EventFile(Iterator[Event]):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
+from yarl import URL
 
 from expiry.wakeups import Wakeups
 from governor import Bucket
 
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+CHANGES = ("renew", "confirm", "release", "return")
+# one backend that waits for a lock
+WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 TENANT, OTHER_TENANT, PLATFORM = "exk_tenant", "exk_other", "exk_platform"
 
 
@@ -41,6 +48,14 @@ class Api:
         await response.read()
         return response
 
+    async def raw(self, method: str, path: str, body: bytes | None = None) -> ClientResponse:
+        """Send a path and a JSON body as they stand: nothing is encoded or normalised on the way."""
+        url = URL(str(self.client.make_url("/")).rstrip("/") + path, encoded=True)
+        headers = {"Authorization": f"Bearer {TENANT}", "Content-Type": "application/json"}
+        response = await self.client.session.request(method, url, headers=headers, data=body)
+        await response.read()
+        return response
+
     async def place(self, *, key: str = TENANT, once: str | None = None, **asked: object) -> ClientResponse:
         """Place a hold on one unit of `seat` for a minute, or what is asked instead."""
         document = {"ttl_s": 60, **({} if "items" in asked else {"resource_id": "seat"}), **asked}
@@ -62,7 +77,7 @@ class Api:
         verb: str,
         *,
         headers: Mapping[str, str] | None = None,
-        **asked: object,
+        **asked: Any,  # noqa: ANN401 - fields of the body
     ) -> ClientResponse:
         """Renew, confirm, release or return a hold."""
         return await self.ask("POST", f"/v1/holds/{hold['id']}/{verb}", headers=headers, json=asked)
@@ -91,7 +106,9 @@ async def read(response: ClientResponse) -> dict[str, Any]:
 
 async def problem(response: ClientResponse, status: int, code: str) -> dict[str, Any]:
     """Check that the answer is this problem, as RFC 9457 has it, and answer it."""
-    assert (response.status, response.content_type) == (status, "application/problem+json"), await response.text()
+    assert (response.status, response.content_type) == (status, "application/problem+json"), (
+        await response.text()
+    )
     found = await read(response)
     assert (found["status"], found["code"]) == (status, code)
     assert all(isinstance(found[member], str) for member in ("type", "title", "detail", "instance"))
@@ -105,3 +122,14 @@ async def make_overdue(pool: asyncpg.Pool[asyncpg.Record]) -> None:
         "UPDATE holds SET placed_at = statement_timestamp() - (expires_at - placed_at) - interval '1 s', "
         "expires_at = statement_timestamp() - interval '1 s' WHERE state = 'held'"
     )
+
+
+def every_change(*, ttl_s: float) -> list[tuple[str, dict[str, Any]]]:
+    """Answer each verb with a body that suits it."""
+    return [(verb, {"ttl_s": ttl_s} if verb == "renew" else {}) for verb in CHANGES]
+
+
+def at(text: str) -> datetime:
+    """Read a time of the wire, which has exactly one form."""
+    assert TIME.fullmatch(text)
+    return datetime.fromisoformat(text)

@@ -1,228 +1,229 @@
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+from io import BytesIO
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
-from tests.api_client import Api, problem, read
+from expiry.api import body as request_body
+from tests.api_client import TENANT, Api, problem, read
 
 SEAT = '"resource_id": "seat"'
 
 
-async def send(api: Api, body: str | bytes, content_type: str | None = "application/json") -> Any:  # noqa: ANN401
+async def send(api: Api, text: str | bytes, content_type: str | None = "application/json") -> Any:  # noqa: ANN401
     """Place with a body as it stands."""
     headers = {"Idempotency-Key": str(uuid4())}
     if content_type is not None:
         headers["Content-Type"] = content_type
-    data = body if isinstance(body, bytes) else body.encode()
-    return await api.ask("POST", "/v1/holds", headers=headers, data=data)
+    data = text if isinstance(text, bytes) else text.encode()
+    return await api.ask("POST", "/v1/holds", headers=headers, data=BytesIO(data))
 
 
 async def nothing_was_placed(pool: asyncpg.Pool[asyncpg.Record]) -> bool:
     """Say whether the store is still empty."""
-    return await pool.fetchval("SELECT count(*) FROM holds") == 0
+    return not await pool.fetchval("SELECT count(*) FROM holds")
 
 
-@pytest.mark.parametrize(
-    ("ttl", "status"),
-    [
-        ("-1", 422),
-        ("0", 422),
-        ("0.999999", 422),
-        ("true", 422),
-        ('"60"', 422),
-        ("null", 422),
-        ("[60]", 422),
-        ("1.0000001", 422),
-        ("2.00000000000000000000000000000001", 422),
-        ("31536001", 422),
-        ("31536000.000001", 422),
-        ("1e12", 422),
-        ("1e38", 422),
-        ("1e400", 422),
-        ("-1e999999999999999999", 422),
-        ("1e99999999999999999999999", 422),
-        ("1" + "0" * 5000, 422),
-        ("NaN", 400),
-        ("Infinity", 400),
-        ("-Infinity", 400),
-        ("01", 400),
-        ("1e6", 201),
-        ("1000000", 201),
-        ("1.0", 201),
-        ("1.000001", 201),
-        ("31536000.000000", 201),
-    ],
-)
+TTLS = [
+    ("-1", 422),
+    ("0", 422),
+    ("0.999999", 422),
+    ("true", 422),
+    ('"60"', 422),
+    ("null", 422),
+    ("[60]", 422),
+    ("1.0000001", 422),
+    ("2.00000000000000000000000000000001", 422),
+    ("31536001", 422),
+    ("31536000.000001", 422),
+    ("1e12", 422),
+    ("1e38", 422),
+    ("1e400", 422),
+    ("-1e999999999999999999", 422),
+    ("1e99999999999999999999999", 422),
+    ("1" + "0" * 5000, 422),
+    ("NaN", 400),
+    ("Infinity", 400),
+    ("-Infinity", 400),
+    ("01", 400),
+    ("1e6", 201),
+    ("1000000", 201),
+    ("1.0", 201),
+    ("1.000001", 201),
+    ("31536000.000000", 201),
+]
+
+
 async def test_e10_e11_a_ttl_is_in_range_or_refused(
-    api: Api, pool: asyncpg.Pool[asyncpg.Record], ttl: str, status: int
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], subtests: pytest.Subtests
 ) -> None:
     """E10, E11: no ttl leads to a dead-on-arrival hold, to a far future, or to a 500."""
-    response = await send(api, f'{{{SEAT}, "ttl_s": {ttl}}}')
-    if status == 201:
-        assert response.status == 201
-        assert (await read(response))["state"] == "held"
-        return
-    await problem(response, status, "malformed" if status == 400 else "invalid")
-    assert await nothing_was_placed(pool)
+    for ttl, status in TTLS:
+        with subtests.test(ttl=ttl[:40]):
+            response = await send(api, f'{{{SEAT}, "ttl_s": {ttl}}}')
+            if status == 201:
+                assert (response.status, (await read(response))["state"]) == (201, "held")
+            else:
+                await problem(response, status, "malformed" if status == 400 else "invalid")
+    placed = sum(status == 201 for _, status in TTLS)
+    assert await pool.fetchval("SELECT count(*) FROM holds") == placed
 
 
-@pytest.mark.parametrize(
-    ("expires_at", "code"),
-    [
-        ("9999-12-31T23:59:59Z", "out_of_range"),
-        ("9999-12-31T23:59:59-12:00", "invalid"),
-        ("10000-01-01T00:00:00Z", "invalid"),
-        ("0001-01-01T00:00:00+14:00", "invalid"),
-        ("2020-01-01T00:00:00Z", "out_of_range"),
-        ("2030-02-30T00:00:00Z", "invalid"),
-        ("2030-01-01T00:00:00", "invalid"),
-        ("2030-01-01 00:00:00Z", "invalid"),
-        ("2030-01-01T00:00:00.0000001Z", "invalid"),
-        ("2030-W01-1T00:00:00Z", "invalid"),
-        ("2030-01-01T00:00:00+99:99", "invalid"),
-        ("tomorrow", "invalid"),
-        (1893456000, "invalid"),
-        (True, "invalid"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["place", "renew"])
-async def test_e11_a_deadline_is_in_range_or_refused(api: Api, expires_at: object, code: str, verb: str) -> None:
+DEADLINES = [
+    ("9999-12-31T23:59:59Z", "out_of_range"),
+    ("9999-12-31T23:59:59-12:00", "invalid"),
+    ("10000-01-01T00:00:00Z", "invalid"),
+    ("0001-01-01T00:00:00+14:00", "invalid"),
+    ("2020-01-01T00:00:00Z", "out_of_range"),
+    ("2030-02-30T00:00:00Z", "invalid"),
+    ("2030-01-01T00:00:00", "invalid"),
+    ("2030-01-01 00:00:00Z", "invalid"),
+    ("2030-01-01T00:00:00.0000001Z", "invalid"),
+    ("2030-W01-1T00:00:00Z", "invalid"),
+    ("2030-01-01T00:00:00+99:99", "invalid"),
+    ("tomorrow", "invalid"),
+    (1893456000, "invalid"),
+    (True, "invalid"),
+]
+
+
+async def test_e11_a_deadline_is_in_range_or_refused(api: Api, subtests: pytest.Subtests) -> None:
     """E11: year 9999 and 10000, forms that are not RFC 3339, times in the past: 422, and get still works."""
-    if verb == "place":
-        await problem(await api.place(expires_at=expires_at), 422, code)
-        return
     hold = await api.placed()
-    await problem(await api.verb(hold, "renew", expires_at=expires_at), 422, code)
+    for expires_at, code in DEADLINES:
+        with subtests.test(expires_at=expires_at):
+            await problem(await api.place(expires_at=expires_at), 422, code)
+            await problem(await api.verb(hold, "renew", expires_at=expires_at), 422, code)
     assert (await api.hold(hold))["generation"] == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [r"\u0000", r"a\u0000b", r"\ud800", r"\udfff", r"\udc00\ud800", r"\ud83dx"],
-)
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"ttl_s": 5, "resource_id": "%s"}',
-        f'{{"ttl_s": 5, {SEAT}, "holder": "%s"}}',
-        f'{{"ttl_s": 5, {SEAT}, "external_ref": "%s"}}',
-        f'{{"ttl_s": 5, {SEAT}, "%s": 1}}',
-        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"%s": 1}}}}',
-        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"b": "%s"}}]}}}}',
-        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"%s": {{}}}}]}}}}',
-        '"%s"',
-    ],
-)
+PLACES = [
+    '{"ttl_s": 5, "resource_id": "%s"}',
+    f'{{"ttl_s": 5, {SEAT}, "holder": "%s"}}',
+    f'{{"ttl_s": 5, {SEAT}, "external_ref": "%s"}}',
+    f'{{"ttl_s": 5, {SEAT}, "%s": 1}}',
+    f'{{"ttl_s": 5, {SEAT}, "metadata": {{"%s": 1}}}}',
+    f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"b": "%s"}}]}}}}',
+    f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [{{"%s": {{}}}}]}}}}',
+    '"%s"',
+]
+
+
 async def test_f12_no_nul_and_no_lone_surrogate(
-    api: Api, pool: asyncpg.Pool[asyncpg.Record], text: str, body: str
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], subtests: pytest.Subtests
 ) -> None:
     """F12: PostgreSQL cannot keep them: 400, wherever they are, keys and nested values too."""
-    await problem(await send(api, body % text), 400, "malformed")
+    for body in PLACES:
+        for text in (r"\u0000", r"a\u0000b", r"\ud800", r"\udfff", r"\udc00\ud800", r"\ud83dx"):
+            with subtests.test(body=body, text=text):
+                await problem(await send(api, body % text), 400, "malformed")
     assert await nothing_was_placed(pool)
 
 
 async def test_paired_surrogates_are_a_character(api: Api) -> None:
     """An escaped emoji is that emoji; an escaped backslash before u0000 is text."""
-    response = await send(api, f'{{"ttl_s": 5, {SEAT}, "holder": "\\ud83d\\ude00", "external_ref": "\\\\u0000"}}')
+    response = await send(
+        api, f'{{"ttl_s": 5, {SEAT}, "holder": "\\ud83d\\ude00", "external_ref": "\\\\u0000"}}'
+    )
     hold = await read(response)
     assert (hold["holder"], hold["external_ref"]) == ("\U0001f600", "\\u0000")
     assert (await api.hold(hold))["holder"] == "\U0001f600"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"}",
-        b"{'ttl_s': 5}",
-        b'{"ttl_s": 5,}',
-        b'{"a": "\x00"}',
-        b'{"a": "\xff"}',
-        b'{"a": "\xed\xa0\x80"}',
-        b'\xef\xbb\xbf{"a": 1}',
-        '{"a": 1}'.encode("utf-16"),
-        b"[" * 100_000,
-        b'{"metadata": ' + b'{"a":' * 100_000,
-    ],
-)
-async def test_what_is_not_json_is_400(api: Api, body: bytes) -> None:
+NOT_JSON = [
+    b"{",
+    b"}",
+    b"{'ttl_s': 5}",
+    b'{"ttl_s": 5,}',
+    b'{"a": "\x00"}',
+    b'{"a": "\xff"}',
+    b'{"a": "\xed\xa0\x80"}',
+    b'\xef\xbb\xbf{"a": 1}',
+    '{"a": 1}'.encode("utf-16"),
+    b"[" * 100_000,
+    b'{"metadata": ' + b'{"a":' * 100_000,
+]
+
+
+async def test_what_is_not_json_is_400(api: Api, subtests: pytest.Subtests) -> None:
     """Broken, of another encoding, or nested beyond any parser; nothing at all lacks its fields."""
-    response = await send(api, body)
-    if body:
-        await problem(response, 400, "malformed")
-    else:
-        await problem(response, 422, "invalid")
+    for body in NOT_JSON:
+        with subtests.test(body=body[:40]):
+            await problem(await send(api, body), 400, "malformed")
+    await problem(await send(api, b""), 422, "invalid")
 
 
-@pytest.mark.parametrize(
-    ("change", "pointer"),
-    [
-        ({"quantity": 0}, "#/quantity"),
-        ({"quantity": -1}, "#/quantity"),
-        ({"quantity": 1_000_000_001}, "#/quantity"),
-        ({"quantity": 10**30}, "#/quantity"),
-        ({"quantity": 1.0}, "#/quantity"),
-        ({"quantity": True}, "#/quantity"),
-        ({"quantity": "1"}, "#/quantity"),
-        ({"quantity": None}, "#/quantity"),
-        ({"resource_id": ""}, "#/resource_id"),
-        ({"resource_id": "x" * 256}, "#/resource_id"),
-        ({"resource_id": 7}, "#/resource_id"),
-        ({"resource_id": None}, "#"),
-        ({"holder": ""}, "#/holder"),
-        ({"holder": "x" * 256}, "#/holder"),
-        ({"external_ref": "x" * 256}, "#/external_ref"),
-        ({"external_ref": 1}, "#/external_ref"),
-        ({"metadata": []}, "#/metadata"),
-        ({"metadata": "x"}, "#/metadata"),
-        ({"metadata": {"a": "x" * 8192}}, "#/metadata"),
-        ({"max_renewals": -1}, "#/max_renewals"),
-        ({"max_renewals": 2**31}, "#/max_renewals"),
-        ({"max_lifetime_s": 59}, "#"),
-        ({"max_lifetime_s": 1e9}, "#/max_lifetime_s"),
-        ({"replaces": "x"}, "#/replaces"),
-        ({"replaces": 5}, "#/replaces"),
-        ({"expires_at": "2030-01-01T00:00:00Z", "ttl_s": 5}, "#"),
-        ({"items": []}, "#/items"),
-        ({"items": [{"resource_id": "a"}]}, "#"),
-        ({"surprise": 1}, "#/surprise"),
-        ({"a/b~c": 1}, "#/a~1b~0c"),
-        ({"id": str(uuid4())}, "#/id"),
-        ({"reminders": [{"before_s": 5}]}, "#/reminders"),
-    ],
-)
+WRONG_FIELDS: list[tuple[dict[str, object], str]] = [
+    ({"quantity": 0}, "#/quantity"),
+    ({"quantity": -1}, "#/quantity"),
+    ({"quantity": 1_000_000_001}, "#/quantity"),
+    ({"quantity": 10**30}, "#/quantity"),
+    ({"quantity": 1.0}, "#/quantity"),
+    ({"quantity": True}, "#/quantity"),
+    ({"quantity": "1"}, "#/quantity"),
+    ({"quantity": None}, "#/quantity"),
+    ({"resource_id": ""}, "#/resource_id"),
+    ({"resource_id": "x" * 256}, "#/resource_id"),
+    ({"resource_id": 7}, "#/resource_id"),
+    ({"resource_id": None}, "#"),
+    ({"holder": ""}, "#/holder"),
+    ({"holder": "x" * 256}, "#/holder"),
+    ({"external_ref": "x" * 256}, "#/external_ref"),
+    ({"external_ref": 1}, "#/external_ref"),
+    ({"metadata": []}, "#/metadata"),
+    ({"metadata": "x"}, "#/metadata"),
+    ({"metadata": {"a": "x" * 8192}}, "#/metadata"),
+    ({"max_renewals": -1}, "#/max_renewals"),
+    ({"max_renewals": 2**31}, "#/max_renewals"),
+    ({"max_lifetime_s": 59}, "#"),
+    ({"max_lifetime_s": 1e9}, "#/max_lifetime_s"),
+    ({"replaces": "x"}, "#/replaces"),
+    ({"replaces": 5}, "#/replaces"),
+    ({"expires_at": "2030-01-01T00:00:00Z", "ttl_s": 5}, "#"),
+    ({"items": []}, "#/items"),
+    ({"items": [{"resource_id": "a"}]}, "#"),
+    ({"surprise": 1}, "#/surprise"),
+    ({"a/b~c": 1}, "#/a~1b~0c"),
+    ({"id": str(uuid4())}, "#/id"),
+    ({"reminders": [{"before_s": 5}]}, "#/reminders"),
+]
+
+
 async def test_a_wrong_field_is_named(
-    api: Api, pool: asyncpg.Pool[asyncpg.Record], change: dict[str, object], pointer: str
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], subtests: pytest.Subtests
 ) -> None:
     """422 points at the field; nothing is placed."""
-    document = {"ttl_s": 60, "resource_id": "seat"} | change
-    found = await problem(await send(api, json.dumps(document)), 422, "invalid")
-    assert pointer in [e["pointer"] for e in found["errors"]]
-    assert all(e["detail"] for e in found["errors"])
+    for change, pointer in WRONG_FIELDS:
+        with subtests.test(change=str(change)[:80]):
+            document = {"ttl_s": 60, "resource_id": "seat"} | change
+            found = await problem(await send(api, json.dumps(document)), 422, "invalid")
+            assert pointer in [e["pointer"] for e in found["errors"]]
+            assert all(e["detail"] for e in found["errors"])
     assert await nothing_was_placed(pool)
 
 
-@pytest.mark.parametrize(
-    ("items", "pointer"),
-    [
-        ([{"resource_id": "a", "quantity": 0}], "#/items/0/quantity"),
-        ([{"resource_id": "a"}, {"resource_id": "b", "x": 1}], "#/items/1/x"),
-        ([{"resource_id": "a"}, {"resource_id": "a"}], "#"),
-        ([{"resource_id": f"r{n}"} for n in range(51)], "#/items"),
-        ([7], "#/items/0"),
-        ({"resource_id": "a"}, "#/items"),
-    ],
-)
-async def test_a_wrong_item_is_named(api: Api, items: object, pointer: str) -> None:
+WRONG_ITEMS: list[tuple[object, str]] = [
+    ([{"resource_id": "a", "quantity": 0}], "#/items/0/quantity"),
+    ([{"resource_id": "a"}, {"resource_id": "b", "x": 1}], "#/items/1/x"),
+    ([{"resource_id": "a"}, {"resource_id": "a"}], "#"),
+    ([{"resource_id": f"r{n}"} for n in range(51)], "#/items"),
+    ([7], "#/items/0"),
+    ({"resource_id": "a"}, "#/items"),
+]
+
+
+async def test_a_wrong_item_is_named(api: Api, subtests: pytest.Subtests) -> None:
     """The pointer leads into the list."""
-    found = await problem(await api.place(items=items), 422, "invalid")
-    assert pointer in [e["pointer"] for e in found["errors"]]
+    for items, pointer in WRONG_ITEMS:
+        with subtests.test(items=str(items)[:80]):
+            found = await problem(await api.place(items=items), 422, "invalid")
+            assert pointer in [e["pointer"] for e in found["errors"]]
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "true", "1", '"x"'])
@@ -246,7 +247,12 @@ async def test_a_field_twice_is_refused(api: Api, body: str) -> None:
 
 @pytest.mark.parametrize(
     "metadata",
-    ['{"a": 1e400}', '{"a": [-1e999]}', '{"a": 1e99999999999999999999}', '{"a": ' + "[" * 40 + "]" * 40 + "}"],
+    [
+        '{"a": 1e400}',
+        '{"a": [-1e999]}',
+        '{"a": 1e99999999999999999999}',
+        '{"a": ' + "[" * 40 + "]" * 40 + "}",
+    ],
 )
 async def test_metadata_that_no_reader_could_read_is_refused(api: Api, metadata: str) -> None:
     """Numbers beyond a double, and nesting beyond 32 levels: 422."""
@@ -255,7 +261,14 @@ async def test_metadata_that_no_reader_could_read_is_refused(api: Api, metadata:
 
 async def test_metadata_comes_back_as_it_went(api: Api) -> None:
     """Big integers, fractions, empty things and any character; up to 8 KiB to the byte."""
-    metadata = {"n": 10**30, "f": -0.1, "e": {}, "l": [[], None, False], "ü/~": "\u2028\u00e9\U0001f600\\", "": "x"}
+    metadata = {
+        "n": 10**30,
+        "f": -0.1,
+        "e": {},
+        "l": [[], None, False],
+        "ü/~": "\u2028\u00e9\U0001f600\\",
+        "": "x",
+    }
     hold = await api.placed(metadata=metadata)
     assert hold["metadata"] == (await api.hold(hold))["metadata"] == metadata
     deep: dict[str, Any] = {"a": 1}
@@ -300,7 +313,9 @@ async def test_a_body_is_json_or_415(api: Api, content_type: str, status: int) -
     assert response.status == status
 
 
-@pytest.mark.parametrize("id_", ["1", "x", "%00", "0193", f"{{{uuid4()}}}", str(uuid4()).replace("-", ""), "é" * 36])
+@pytest.mark.parametrize(
+    "id_", ["1", "x", "%00", "0193", f"{{{uuid4()}}}", str(uuid4()).replace("-", ""), "é" * 36]
+)
 async def test_an_id_that_is_no_uuid_is_404(api: Api, id_: str) -> None:
     """As for any id that is not there."""
     await problem(await api.ask("GET", f"/v1/holds/{id_}"), 404, "not_found")
@@ -314,3 +329,18 @@ async def test_paths_and_methods_that_are_not_there(api: Api) -> None:
     response = await api.ask("DELETE", "/v1/holds")
     await problem(response, 405, "method_not_allowed")
     assert response.headers["Allow"] == "POST"
+
+
+async def test_a_body_that_does_not_come_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who announces more than is sent does not keep the connection."""
+    monkeypatch.setattr(request_body, "READ_S_MAX", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.client.port)
+    writer.write(
+        f"POST /v1/holds HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TENANT}\r\nIdempotency-Key: k\r\n"
+        "Content-Type: application/json\r\nContent-Length: 50\r\nConnection: close\r\n\r\n{".encode()
+    )
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"application/problem+json" in answer

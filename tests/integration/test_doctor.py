@@ -100,7 +100,7 @@ async def test_a_healthy_history_passes(conn: Connection) -> None:
         "current": "1 expiries",
         "not_forgotten": "0 overdue holds",
         "backed_off": "1 failing holds",
-        "in_time": "2 confirmed",
+        "in_time": "2 purchases",
         "counters": "2 resources",
         "not_oversold": "2 resources",
         "dead_letters": "1 dead letters",
@@ -221,8 +221,8 @@ async def test_no_more_than_so_many_rows_are_looked_at(conn: Connection, history
     await conn.execute("DELETE FROM outbox WHERE hold_id = $1", history["held"].id)
     found = await doctor.examine(conn, since=None, settings=SETTINGS, rows_max=1)
     notes = {f.check.name: f.note for f in found}
-    assert notes["whole_history"] == "2 holds, the newest"
-    assert notes["counters"] == "1 resources, a sample"
+    assert notes["whole_history"] == "newest 2 holds"
+    assert notes["counters"] == "sample of 1 resources"
     assert doctor.healthy(found)
 
 
@@ -270,11 +270,12 @@ async def test_redis_is_told_not_judged(conn: Connection, history: dict[str, Hol
 
 
 async def test_the_table_says_it_in_plain_words(conn: Connection, history: dict[str, Hold]) -> None:
-    """A failed check is marked and followed by its examples, within 80 columns."""
+    """A failed check is marked and its examples follow, within 80 columns."""
     await conn.execute("DELETE FROM outbox WHERE hold_id = $1", history["held"].id)
     findings = await doctor.examine(conn, since=None, settings=SETTINGS)
     text = StringIO()
     Console(file=text, width=80).print(doctor.render(findings))
-    assert "✗" in text.getvalue()
-    assert str(history["held"].id)[:13] in text.getvalue()
+    assert "✗   P3   each placing and renewal wrote one event" in text.getvalue()
+    assert "1 wrong of 7 holds" in text.getvalue()
+    assert f"✗ P3  {history['held'].id} has generation 1 but 0 placed" in text.getvalue()
     assert max(len(line) for line in text.getvalue().splitlines()) <= 80
