@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
+import asyncpg
 import typer
 import uvloop
 from pydantic import SecretStr, ValidationError
@@ -20,7 +21,7 @@ from expiry import dev, doctor, errors, keys, loops, replay, schema, shop
 from expiry.holds import Conn
 from expiry.service import Service, connect_database
 from expiry.settings import Settings
-from expiry.telemetry import set_up_logging
+from expiry.telemetry import mask, set_up_logging
 from expiry.wakeups import connect_redis
 from governor import GovernorSettings
 
@@ -43,6 +44,9 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="PostgreSQL to use instead
 RedisUrl = Annotated[str | None, typer.Option(help="Redis to use instead of an embedded one.")]
 LogFormat = Annotated[str | None, typer.Option(help="auto (console on a terminal), json or console.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with who and when.")]
+LetterState = Literal["open", "retrying", "recovered", "replayed", "discarded"]
+Loop = Annotated[str, typer.Argument(help="worker, promoter, sweep or prune.")]
+LetterIds = Annotated[list[int], typer.Argument(help="Their ids, as `expiry dead-letters list` shows them.")]
 By = Annotated[str, typer.Option(help="Who; kept in the record.")]
 
 
@@ -63,9 +67,11 @@ def dev_command(
     DATA_DIR/dev.json says where it listens and which keys it takes. Ctrl-C stops it; the data stay.
     """
     given = _given(database_url=database_url, redis_url=redis_url, log_format=log_format, api_port=port)
-    with _explained(), dev.servers(data_dir, given) as urls:
-        settings = _settings(**given | urls | dev.DEFAULTS)
-        _run(dev.run(settings, GovernorSettings(), data_dir, api_key=api_key))
+    with _explained():
+        settings, governor = _settings(**given | dev.DEFAULTS), GovernorSettings()
+        with dev.servers(data_dir, given) as urls:
+            settings = settings.model_copy(update=urls)
+            _run(dev.run(settings, governor, data_dir, api_key=api_key))
 
 
 @app.command()
@@ -131,11 +137,18 @@ def doctor_command(*, as_json: Annotated[bool, typer.Option("--json", help="For 
 
 @app.command("replay")
 def replay_command(
-    file: Annotated[Path, typer.Argument(help="CSV: event_time,event_type,product_id,user_id,user_session.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV with the columns event_time, event_type, product_id, user_id, user_session; .gz too."
+        ),
+    ],
     *,
     speed: Annotated[float, typer.Option(help="Event seconds in one real second.")] = 60,
     ttl_s: Annotated[float, typer.Option(help="How long a cart is held, real seconds.")] = 15,
-    api_url: Annotated[str, typer.Option(envvar="EXPIRY_API_URL")] = "http://127.0.0.1:8080",
+    api_url: Annotated[
+        str, typer.Option(envvar="EXPIRY_API_URL", help="Where the API listens.")
+    ] = "http://127.0.0.1:8080",
     api_key: Annotated[str, typer.Option(envvar="EXPIRY_API_KEY", help="A tenant key.")] = "",
 ) -> None:
     """Replay a shop's event log (carts, removals, purchases) against a running API, then check it."""
@@ -143,6 +156,7 @@ def replay_command(
         settings = _settings()
         if not api_key:
             raise errors.SetupError("Name a tenant key: --api-key or EXPIRY_API_KEY (dev.json holds one).")
+        _run(_with_database(settings, _nothing))  # and its schema
         code = _run(
             replay.run(
                 events=shop.read_csv(file),
@@ -159,13 +173,13 @@ def replay_command(
 
 
 @app.command()
-def pause(loop: str, *, reason: Reason, by: By = "cli") -> None:
-    """Pause a loop (worker, promoter, sweep, prune) in the whole fleet; data stays as it is."""
+def pause(loop: Loop, *, reason: Reason, by: By = "cli") -> None:
+    """Pause a loop in the whole fleet, within a second; data stays as it is."""
     _set_paused(loop, paused=True, by=by, reason=reason)
 
 
 @app.command()
-def resume(loop: str, *, reason: Reason = "", by: By = "cli") -> None:
+def resume(loop: Loop, *, reason: Reason = "", by: By = "cli") -> None:
     """Let a paused loop go on."""
     _set_paused(loop, paused=False, by=by, reason=reason or None)
 
@@ -199,7 +213,9 @@ def keys_list() -> None:
 
 
 @keys_app.command("revoke")
-def keys_revoke(key_id: str) -> None:
+def keys_revoke(
+    key_id: Annotated[str, typer.Argument(help="Its id, as `expiry keys list` shows it.")],
+) -> None:
     """Refuse a key from now on (within seconds in every process)."""
     with _explained():
 
@@ -210,7 +226,7 @@ def keys_revoke(key_id: str) -> None:
 
 
 @letters_app.command("list")
-def letters_list(*, state: Annotated[str, typer.Option(help="open, retrying, replayed...")] = "open") -> None:
+def letters_list(*, state: Annotated[LetterState, typer.Option(help="In which state.")] = "open") -> None:
     """List dead letters, newest first, one JSON object a line."""
     with _explained():
 
@@ -222,13 +238,13 @@ def letters_list(*, state: Annotated[str, typer.Option(help="open, retrying, rep
 
 
 @letters_app.command("replay")
-def letters_replay(ids: list[int], *, by: By = "cli") -> None:
+def letters_replay(ids: LetterIds, *, by: By = "cli") -> None:
     """Try these dead letters again, once their cause is mended."""
     _resolve(letters.replay, ids, by)
 
 
 @letters_app.command("discard")
-def letters_discard(ids: list[int], *, by: By = "cli") -> None:
+def letters_discard(ids: LetterIds, *, by: By = "cli") -> None:
     """Close these dead letters; their holds stay as they are."""
     _resolve(letters.discard, ids, by)
 
@@ -289,6 +305,10 @@ async def _with_database(
         await pool.close()
 
 
+async def _nothing(_conn: Conn) -> None:
+    """Want the right schema and nothing more."""
+
+
 def _given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - settings by name
     """Options that were given override the environment."""
     secret = {"database_url", "redis_url"}
@@ -315,10 +335,15 @@ def _explained() -> Iterator[None]:
         for wrong in error.errors(include_url=False, include_context=False):
             name = prefix + "_".join(str(part) for part in wrong["loc"]).upper()
             given = "" if "url" in name.lower() else f" (it is {wrong['input']!r})"
-            print(f"{name}: {wrong['msg']}{given}." if wrong["loc"] else wrong["msg"], file=sys.stderr)
+            what = wrong["msg"].removeprefix("Value error, ")
+            print(f"{name}: {what}{given}." if wrong["loc"] else f"expiry: {what}.", file=sys.stderr)
         _exit()
     except errors.ExpiryError as error:
         print(f"expiry: {error}", file=sys.stderr)
+        _exit()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        reason = " ".join(mask(str(error)).split()) or type(error).__name__
+        print(f"expiry: PostgreSQL failed ({reason}): see its log, then try again.", file=sys.stderr)
         _exit()
 
 

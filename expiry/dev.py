@@ -29,7 +29,11 @@ def servers(data_dir: Path, given: dict[str, Any]) -> Iterator[dict[str, SecretS
     if "database_url" in given and "redis_url" in given:
         yield {}
         return
-    with local.start(data_dir) as running:
+    try:
+        running = local.start(data_dir)
+    except (local.DataDirInUseError, local.DataDirUnusableError) as error:
+        raise SetupError(f"{error} Choose another --data-dir.") from error
+    with running:
         urls = {"database_url": running.database_url, "redis_url": running.redis_url}
         yield {name: SecretStr(url) for name, url in urls.items() if name not in given}
 
@@ -105,7 +109,7 @@ async def _start(
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if not bound.done():
         await running
-        raise SetupError("Stopped before the API listened.")
+        raise asyncio.CancelledError("stopped before the API listened")  # as Ctrl-C anywhere else
     return running, bound.result()
 
 
@@ -135,10 +139,10 @@ async def _register(conn: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]", ma
 
 def _read(data_dir: Path) -> dict[str, str]:
     try:
-        kept: dict[str, str] = json.loads((data_dir / "dev.json").read_text())
+        kept = json.loads((data_dir / "dev.json").read_text())
     except (OSError, ValueError):
         return {}
-    return kept
+    return {k: v for k, v in kept.items() if isinstance(v, str)} if isinstance(kept, dict) else {}
 
 
 def _describe(settings: Settings, data_dir: Path, made: dict[str, str], port: int) -> None:

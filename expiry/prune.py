@@ -5,7 +5,7 @@ In bounded batches, each with permits that expiry left over: pruning never compe
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -62,6 +62,7 @@ class Prune:
     settings: Settings
     stop: asyncio.Event
     paused: Callable[[], bool]
+    _cursor: UUID = field(default=UUID(int=0), init=False)  # a pass that was cut short is continued
 
     async def one_pass(self) -> int:
         """Delete what is old, as far as permits are left over; answer how many rows."""
@@ -79,15 +80,15 @@ class Prune:
         return total
 
     async def _holds(self, kept_since: datetime) -> int:
-        gone, cursor = 0, UUID(int=0)
+        gone = 0
         before = UUID(int=int(kept_since.timestamp() * 1000) << 80)
         for _ in range(BATCHES_MAX):
             if not await self._may_go_on():
                 break
-            rows = await self.pool.fetch(OLD_HOLDS, cursor, kept_since, before, BATCH_MAX)
+            rows = await self.pool.fetch(OLD_HOLDS, self._cursor, kept_since, before, BATCH_MAX)
+            self._cursor = rows[-1]["id"] if rows else UUID(int=0)
             if not rows:
                 break
-            cursor = rows[-1]["id"]
             old = [row["id"] for row in rows if row["old"]]
             if old:
                 gone += await self.pool.fetchval(FORGET, old)

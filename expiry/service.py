@@ -75,6 +75,8 @@ async def check_redis(redis: Redis, settings: Settings) -> None:
 
 
 def _sentence(error: BaseException) -> str:
+    if isinstance(error, ValueError):  # its text may quote a piece of the password
+        return "it cannot be read (in a password write %2F for / and %40 for @)"
     text = " ".join(str(error).split()) or type(error).__name__
     return mask(text).rstrip(".")
 
@@ -98,11 +100,12 @@ class Service:
         """Start all parts, keep them running, and stop them within the grace period."""
         async with AsyncExitStack() as stack:
             pool = await connect_database(self.settings, self.role)
-            stack.push_async_callback(_close_pool, pool)
+            pools = [pool]
+            stack.push_async_callback(_close_pools, pools)
             loops_pool = pool
             if self.api and self.background:  # a batch must not queue behind the requests of a busy shop
                 loops_pool = await connect_database(self.settings, f"{self.role}-loops")
-                stack.push_async_callback(_close_pool, loops_pool)
+                pools.append(loops_pool)
             async with pool.acquire() as conn:
                 await schema.check(conn)
             wakeups = None
@@ -112,7 +115,10 @@ class Service:
                 if self.settings.redis_required_at_start:
                     await check_redis(redis, self.settings)
                 wakeups = Wakeups(redis, self.settings, self.governor)
-            for name, part in self._parts(pool, loops_pool, wakeups).items():
+            pauses = loops.Pauses(loops_pool)
+            if self.background:  # a process that starts during a pause must not work until its first look
+                await pauses.look()
+            for name, part in self._parts(pool, loops_pool, wakeups, pauses).items():
                 self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
             await self._until_stopped()
 
@@ -121,6 +127,7 @@ class Service:
         pool: "asyncpg.Pool[asyncpg.Record]",
         loops_pool: "asyncpg.Pool[asyncpg.Record]",
         wakeups: Wakeups | None,
+        pauses: loops.Pauses,
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         settings, stop = self.settings, self.stop
         floor_per_s = self.governor.floor_per_s
@@ -137,7 +144,6 @@ class Service:
         if not self.background:
             return parts
         permits = Permits(shared or None, row, self.governor)
-        pauses = loops.Pauses(loops_pool)
         parts["pauses"] = lambda: pauses.watch(stop)
         parts["allowance"] = lambda: loops.run(
             "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
@@ -188,18 +194,22 @@ class Service:
     async def _work(
         self, pool: "asyncpg.Pool[asyncpg.Record]", wakeups: Wakeups, pauses: loops.Pauses
     ) -> None:
+        # Its own, for close() sets it: a worker that failed must not stop the whole service.
+        stop = asyncio.Event()
         self._worker = GovernedWorker(
             pool=pool,
             redis=wakeups.redis,
             wakeups=wakeups,
             settings=self.settings,
             paused=lambda: pauses.paused("worker"),
-            stop=self.stop,
+            stop=stop,
             handle_signals=False,
         )
+        told = asyncio.create_task(_pass_on(self.stop, stop))
         try:
             await self._worker.async_run()
         finally:
+            told.cancel()
             await self._worker.close()
 
     async def _supervise(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
@@ -241,8 +251,17 @@ class Service:
         return {}
 
 
+async def _pass_on(event: asyncio.Event, to: asyncio.Event) -> None:
+    await event.wait()
+    to.set()
+
+
 async def _keep(_conn: object) -> None:
     """Reset nothing."""
+
+
+async def _close_pools(pools: "list[asyncpg.Pool[asyncpg.Record]]") -> None:
+    await asyncio.gather(*map(_close_pool, pools))
 
 
 async def _close_pool(pool: "asyncpg.Pool[asyncpg.Record]") -> None:

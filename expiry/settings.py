@@ -4,11 +4,16 @@ Only the command line reads the environment (`Settings()`); everything else is h
 """
 
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Mode = Literal["hybrid", "queue", "sweep"]
+SCHEMES = {
+    "database_url": ("postgresql", "postgres"),
+    "redis_url": ("redis", "rediss", "unix"),
+}
 
 
 class Settings(BaseSettings):
@@ -171,6 +176,21 @@ class Settings(BaseSettings):
         one of the two at any time.
         """
         return self.horizon_s + 2 * self.promoter_interval_s + 10
+
+    @field_validator("database_url", "redis_url")
+    @classmethod
+    def _is_url(cls, url: SecretStr, info: ValidationInfo) -> SecretStr:
+        """Refuse what no driver could read; never shows it, for it may hold a password."""
+        schemes = SCHEMES[str(info.field_name)]
+        try:
+            parts = urlsplit(url.get_secret_value())
+            if "," not in parts.netloc:  # several hosts are for the driver to read
+                int(parts.port or 0)
+        except ValueError:
+            raise ValueError("cannot be read: in a password write %2F for / and %40 for @") from None
+        if parts.scheme not in schemes:
+            raise ValueError(f"must start with {' or '.join(f'{s}://' for s in schemes)}")
+        return url
 
     @model_validator(mode="after")
     def _some_way_out(self) -> Self:

@@ -6,7 +6,6 @@ Metrics are declared in the module that moves them; this one sets up the log and
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
 from typing import Any, Literal
 
 import structlog
@@ -25,23 +24,27 @@ for _loop in ("worker", "promoter", "sweep", "prune"):
     for _kind in ("database", "redis", "bug"):
         LOOP_ERRORS.labels(_loop, _kind)
 
-_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]*@")
+# To the last @, for a password may hold one, or a slash, that nobody encoded.
+_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s:/@]*:)\S*@|(\bpassword=)[^\s&]+")
 
 
 def mask(text: str) -> str:
     """Answer the text with the passwords of its URLs replaced by ***."""
-    return _PASSWORD_IN_URL.sub(r"\1:***@", text)
+    return _PASSWORD_IN_URL.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
 
 
-def _mask_values(
+def _mask_line(
     _logger: Any,  # noqa: ANN401 - structlog's type
     _method: str,
-    event: MutableMapping[str, Any],
-) -> MutableMapping[str, Any]:
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = mask(value)
-    return event
+    line: str,
+) -> str:
+    """Mask the finished line: a traceback or a nested value may hold a URL as well."""
+    return mask(line)
+
+
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
 
 
 def set_up_logging(form: Literal["auto", "json", "console"] = "auto", level: str = "info") -> None:
@@ -50,13 +53,15 @@ def set_up_logging(form: Literal["auto", "json", "console"] = "auto", level: str
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _mask_values,
     ]
+    # Tracebacks without local variables: those hold keys, passwords and metadata of holds.
+    plain = structlog.dev.plain_traceback
     final: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
         if console
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
+    final.append(_mask_line)
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -72,4 +77,5 @@ def set_up_logging(form: Literal["auto", "json", "console"] = "auto", level: str
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # arq and aiohttp log each job and request at INFO
+    # arq and aiohttp log each job and request at INFO.
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))

@@ -5,19 +5,9 @@ that the fleet shares, `bucket_library()` is the same bucket for a Lua script to
 `Limiter` is the door for any asyncio loop.
 """
 
-from governor.bucket import (
-    GOVERNOR_BUCKET_DDL,
-    Bucket,
-    BucketState,
-    BucketUnavailable,
-    Cut,
-    Grant,
-    LocalBucket,
-    PostgresBucket,
-    Published,
-    RedisBucket,
-    bucket_library,
-)
+from governor.bucket import Bucket, BucketState, BucketUnavailable, Cut, Grant, LocalBucket, Published
+from governor.bucket_postgres import GOVERNOR_BUCKET_DDL, PostgresBucket
+from governor.bucket_redis import RedisBucket, bucket_library
 from governor.limiter import Limiter
 from governor.settings import GovernorSettings
 

@@ -24,9 +24,9 @@ class GovernorSettings(BaseSettings):
         le=RATE_PER_S_MAX,
         allow_inf_nan=False,
         description=(
-            "Permits per second, default 5, range 0.001..1000000, at most the ceiling. The "
-            "capacity reserved for expiry: it flows when no allowance is published, when signals "
-            "are missing and whatever is charged, so the database must bear it on its worst day."
+            "Capacity reserved for expiry, permits/s, at most the ceiling: it flows when no allowance is "
+            "published, when signals are missing and whatever is charged, so the database must bear it on "
+            "its worst day."
         ),
     )
     ceiling_per_s: float = Field(
@@ -35,9 +35,8 @@ class GovernorSettings(BaseSettings):
         le=RATE_PER_S_MAX,
         allow_inf_nan=False,
         description=(
-            "Permits per second, default 20000, range 0.001..1000000, at least the floor. The "
-            "most that is ever allowed, however healthy the database looks: it bounds what a "
-            "wrong signal can do. The bucket holds 0.25 s of it as burst."
+            "The most that is ever allowed, permits/s, at least the floor, however healthy the database "
+            "looks: it bounds what a wrong signal can do. The bucket holds 0.25 s of it as burst."
         ),
     )
 

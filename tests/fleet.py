@@ -19,8 +19,9 @@ from pydantic import SecretStr
 
 from expiry import loops
 from expiry.expire import Wake
-from expiry.holds import Conn, Hold, Item, Wanted, place_many
+from expiry.holds import Hold, Item, Wanted, place_many
 from expiry.permits import Permits
+from expiry.promoter import Promoter
 from expiry.settings import Settings
 from expiry.sweep import Sweep
 from expiry.wakeups import Wakeups, connect_redis
@@ -81,10 +82,10 @@ async def states(pool: Pool) -> dict[str, int]:
 
 
 def expired(pool: Pool, n: int) -> Callable[[], Awaitable[bool]]:
-    """Return a check for `eventually`: n holds have expired."""
+    """Return a check for `eventually`: at least n holds have expired."""
 
     async def check() -> bool:
-        return (await states(pool)).get("expired", 0) == n
+        return (await states(pool)).get("expired", 0) >= n
 
     return check
 
@@ -171,6 +172,32 @@ async def working(
     assert running.cancelled() or running.exception() is None, running
 
 
+@asynccontextmanager
+async def serving(
+    pool: Pool, settings: Settings, governor: GovernorSettings = PLENTY
+) -> AsyncIterator[Wakeups]:
+    """Run worker, promoter and sweep as one process of the service does; gives the wake-ups to enqueue with."""
+    stop = asyncio.Event()
+    async with (
+        wakeups_on(settings, governor) as wakeups,
+        working(pool, settings, governor=governor),
+        looping(
+            pool,
+            "promoter",
+            Promoter(pool, wakeups, settings).tick,
+            interval_s=settings.promoter_interval_s,
+        ),
+        looping(
+            pool,
+            "sweep",
+            sweep_of(pool, settings, wakeups, governor, stop).one_pass,
+            interval_s=settings.sweep_interval_s,
+            stop=stop,
+        ),
+    ):
+        yield wakeups
+
+
 def permits_of(pool: Pool, wakeups: Wakeups | None, governor: GovernorSettings = PLENTY) -> Permits:
     """Return permits from Redis, or PostgreSQL alone without wake-ups."""
     row = PostgresBucket(pool, "expire", floor_per_s=governor.floor_per_s)
@@ -200,9 +227,10 @@ async def looping(
     *,
     interval_s: float,
     pauses: loops.Pauses | None = None,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[None]:
     """Run a loop as the service does."""
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     running = asyncio.create_task(
         loops.run(name, tick, interval_s=interval_s, stop=stop, pauses=pauses or loops.Pauses(pool))
     )
@@ -211,49 +239,6 @@ async def looping(
     finally:
         stop.set()
         await running
-
-
-# --- faults
-
-# The transition of a hold of tenant `shop` whose first resource matches raises; nothing else does.
-POISON = """
-CREATE FUNCTION poison() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION USING ERRCODE = '23514', MESSAGE = 'poison'; END $$;
-CREATE TRIGGER poison BEFORE UPDATE ON holds FOR EACH ROW
-    WHEN (NEW.state = 'expired' AND NEW.resource_ids[1] LIKE 'poison%') EXECUTE FUNCTION poison();
-"""
-CURE = "DROP TRIGGER poison ON holds; DROP FUNCTION poison()"
-
-# The expiring statement hangs before its commit for as long as somebody else has the lock.
-GATE = 7_777_777
-GATED = f"""
-CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    WHILE NOT pg_try_advisory_xact_lock_shared({GATE}) LOOP PERFORM pg_sleep(0.005); END LOOP;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER gate AFTER UPDATE ON holds FOR EACH ROW
-    WHEN (NEW.state = 'expired') EXECUTE FUNCTION gate();
-"""
-WAITING = """
-SELECT pid FROM pg_stat_activity
- WHERE datname = current_database() AND state = 'active' AND query LIKE '%expiry_expire(%' AND pid <> pg_backend_pid()
-"""
-
-
-@asynccontextmanager
-async def gate_shut(conn: Conn) -> AsyncIterator[Callable[[], Awaitable[list[int]]]]:
-    """Let expiring statements hang before their commit; gives a check for `eventually`: who hangs."""
-    await conn.execute(GATED)
-    await conn.execute("SELECT pg_advisory_lock($1)", GATE)
-
-    async def hanging() -> list[int]:
-        return [row["pid"] for row in await conn.fetch(WAITING)]
-
-    try:
-        yield hanging
-    finally:
-        await conn.execute("SELECT pg_advisory_unlock($1)", GATE)
 
 
 class Counted:

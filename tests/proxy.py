@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import Enum
 from urllib.parse import urlsplit
 
 CHUNK = 1 << 16
+
+
+class Cut(Enum):
+    """When to cut the connection of a request."""
+
+    BEFORE = "the server never sees it"
+    AFTER = "the server does its work, and nobody hears of it"
 
 
 class Proxy:
@@ -18,9 +26,9 @@ class Proxy:
         self._upstream = urlsplit(upstream_url)
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
-        self._cue: bytes | None = None
-        self._answered = False
         self._refusing = False
+        self.judge: Callable[[bytes], Cut | None] = _forward_all
+        self.on_cut: Callable[[], None] = lambda: None
         self.cuts = 0
 
     @property
@@ -31,12 +39,20 @@ class Proxy:
         user = self._upstream.netloc.rpartition("@")[0]
         return self._upstream._replace(netloc=f"{user}@127.0.0.1:{port}").geturl()
 
-    def cut_at(self, cue: bytes, *, answered: bool) -> None:
-        """Cut the connection of the next request with `cue` in it, once.
+    def lead_to(self, upstream_url: str) -> None:
+        """Let new connections go to another server; those that are there stay where they are."""
+        self._upstream = urlsplit(upstream_url)
 
-        Not answered: the server never sees it. Answered: it does its work, and nobody hears of it.
-        """
-        self._cue, self._answered = cue, answered
+    def cut_at(self, cue: bytes, when: Cut) -> None:
+        """Cut the connection of the next request with `cue` in it, once."""
+
+        def judge(request: bytes) -> Cut | None:
+            if cue not in request:
+                return None
+            self.judge = _forward_all
+            return when
+
+        self.judge = judge
 
     def refuse(self, *, refusing: bool = True) -> None:
         """Cut every connection and every new one at once, or stop doing so."""
@@ -101,11 +117,11 @@ class Proxy:
         self, reader: asyncio.StreamReader, requests: asyncio.StreamWriter, swallow: asyncio.Event
     ) -> None:
         while data := await reader.read(CHUNK):
-            if self._cue is not None and self._cue in data:
-                self._cue = None
-                self.cuts += 1
-                if not self._answered:
-                    return
+            cut = self.judge(data)
+            if cut is Cut.BEFORE:
+                self._note_cut()
+                return
+            if cut is Cut.AFTER:
                 swallow.set()
             requests.write(data)
             await requests.drain()
@@ -115,9 +131,18 @@ class Proxy:
     ) -> None:
         while data := await answers.read(CHUNK):
             if swallow.is_set():
+                self._note_cut()
                 return
             writer.write(data)
             await writer.drain()
+
+    def _note_cut(self) -> None:
+        self.cuts += 1
+        self.on_cut()
+
+
+def _forward_all(_request: bytes) -> None:
+    return None
 
 
 @asynccontextmanager

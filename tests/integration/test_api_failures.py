@@ -106,7 +106,7 @@ async def test_no_free_connection_is_503(
     async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as small:
         api = await start_api(None, small)
         hold = await api.placed()
-        async with small.acquire():
+        async with asyncio.timeout(1), small.acquire():
             await problem(await api.ask("GET", f"/v1/holds/{hold['id']}"), 503, "busy")
         assert (await api.hold(hold))["state"] == "held"
 
@@ -165,10 +165,13 @@ async def test_other_failures_of_the_database_are_503(
     api: Api, pool: asyncpg.Pool[asyncpg.Record], sqlstate: str, code: str
 ) -> None:
     """Cancelled, out of connections, not allowed: never a 500, never tried again."""
+    await api.declare()
     hold = await api.placed()
     await fail_updates(pool, sqlstate, 99)
     await problem(await api.verb(hold, "release"), 503, code)
     assert await pool.fetchval("SELECT last_value FROM failures") == 1
+    await pool.execute("CREATE TRIGGER fail BEFORE UPDATE ON resources FOR EACH ROW EXECUTE FUNCTION fail()")
+    await problem(await api.ask("PUT", "/v1/resources/seat", json={"capacity": 2}), 503, code)
 
 
 async def test_a_bug_of_ours_is_a_500_that_tells_nothing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

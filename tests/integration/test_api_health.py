@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, ServerDisconnectedError, web
 from redis.asyncio import Redis
 
 from expiry import errors
@@ -42,13 +42,17 @@ async def test_methods_are_bounded_labels(api: Api) -> None:
     assert "PURGE" not in await (await api.ask("GET", "/metrics")).text()
 
 
-async def test_not_ready_names_what_fails(start_api: Callable[..., Any], redis_url: str) -> None:
+async def test_not_ready_names_what_fails(
+    start_api: Callable[..., Any], redis_url: str, pool: asyncpg.Pool[asyncpg.Record]
+) -> None:
     """Redis away: 503 names it, alive all the same; in sweep mode it does not matter."""
     api = await start_api(NOWHERE)
     found = await problem(await api.ask("GET", "/readyz", key=None), 503, "not_ready")
     assert list(found["failing"]) == ["redis"]
     assert (await api.ask("GET", "/healthz", key=None)).status == 200
     assert (await (await start_api(None)).ask("GET", "/readyz", key=None)).status == 200
+    sweep = Readiness(pool=pool, settings=Settings(mode="sweep"), wakeups=api.wakeups, ready=dict)
+    assert await sweep.failing() == {}
 
     api = await start_api(redis_url)
     api.failing["worker"] = "has not claimed for 60 s"
@@ -88,32 +92,51 @@ async def test_probes_share_one_check(pool: asyncpg.Pool[asyncpg.Record]) -> Non
         now_s += 1
 
 
-async def test_stopping_lets_running_requests_finish(
-    start_api: Callable[..., Any], pool: asyncpg.Pool[asyncpg.Record]
+async def refused(port: int) -> bool:
+    """Say whether new connections are turned away."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_stopping_waits_for_running_requests(
+    start_api: Callable[..., Any], pool: asyncpg.Pool[asyncpg.Record], *, patient: bool
 ) -> None:
-    """A place that waits for a lock when SIGTERM comes is answered; then serve returns."""
-    started = await start_api(None)
-    await started.declare()
+    """A place that waits for a lock at SIGTERM is answered within the grace period, and cut off after it."""
+    await (await start_api(None)).declare()
     stop = asyncio.Event()
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    fresh = make_app(pool=pool, settings=Settings(mode="sweep"), wakeups=None, bucket=None)
+    app = make_app(pool=pool, settings=Settings(mode="sweep"), wakeups=None, bucket=None)
     async with asyncio.TaskGroup() as group, ClientSession() as session:
-        serving = group.create_task(serve(fresh, "127.0.0.1", 0, stop, 10, bound=bound))
+        serving = group.create_task(serve(app, "127.0.0.1", 0, stop, 10 if patient else 0.1, bound=bound))
         port = await bound
+
+        async def place() -> int:
+            headers = {"Authorization": f"Bearer {TENANT}", "Idempotency-Key": "k"}
+            seat = {"ttl_s": 5, "resource_id": "seat"}
+            async with session.post(
+                f"http://127.0.0.1:{port}/v1/holds", json=seat, headers=headers
+            ) as response:
+                return response.status
+
         async with pool.acquire() as conn, conn.transaction():
             await conn.execute("SELECT FROM resources FOR UPDATE")
-            request = group.create_task(
-                session.post(
-                    f"http://127.0.0.1:{port}/v1/holds",
-                    json={"ttl_s": 5, "resource_id": "seat"},
-                    headers={"Authorization": f"Bearer {TENANT}", "Idempotency-Key": "k"},
-                )
-            )
+            request = asyncio.ensure_future(place())
             await eventually(lambda: pool.fetchval(WAITING))
             stop.set()
-            assert not serving.done()
-        assert (await request).status == 201
-        await serving
+            await eventually(lambda: refused(port))
+            if not patient:
+                async with asyncio.timeout(5):
+                    await serving
+        if patient:
+            assert await request == 201
+        else:
+            with pytest.raises(ServerDisconnectedError):
+                await request  # placed or not: its key will tell
 
 
 async def test_a_port_in_use_is_told_in_one_sentence(pool: asyncpg.Pool[asyncpg.Record]) -> None:

@@ -56,7 +56,9 @@ async def test_poison_rows_and_dead_letters_are_counted(
     await make_overdue(pool)
     hold_id = await conn.fetchval("SELECT id FROM holds")
     error = asyncpg.CheckViolationError("poison")
-    await record_failure(conn, hold_id, 1, error=error, settings=Settings(attempts_max=1))
+    await record_failure(conn, hold_id, 1, error=error, settings=Settings(attempts_max=2))
+    assert (await overview(api))["dead_letters_open"] == 0
+    await record_failure(conn, hold_id, 1, error=error, settings=Settings(attempts_max=2))
     found = await overview(api)
     assert [found[f] for f in ("due", "backed_off", "difference", "dead_letters_open")] == [0, 1, 1, 1]
 

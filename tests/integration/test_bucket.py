@@ -23,8 +23,8 @@ from governor import (
     RedisBucket,
     bucket_library,
 )
+from tests.buckets import FLOOR_PER_S, STEPS, Clock, Step
 from tests.helpers import eventually
-from tests.unit.test_bucket import FLOOR_PER_S, STEPS, Clock, Step
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Make: TypeAlias = Callable[..., Bucket]

@@ -8,9 +8,8 @@ import pytest
 from expiry.deadletters import discard, list_, record_failure, replay
 from expiry.errors import HoldNotFoundError
 from expiry.settings import Settings
+from tests.faults import CURE, POISON
 from tests.fleet import (
-    CURE,
-    POISON,
     TENANT,
     Counted,
     Pool,

@@ -16,7 +16,7 @@ from expiry.promoter import Promoter
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups, job_id, score_ms
 from tests.fleet import BACKDATE, TENANT, Counted, Pool, due, overdue, placed, settings_for, wakeups_on
-from tests.proxy import proxy_to
+from tests.proxy import Cut, proxy_to
 from tests.wakes import scores
 
 
@@ -188,7 +188,7 @@ async def test_a_round_that_failed_is_made_up_for(
         proxy_to(redis_url) as proxy,
         wakeups_on(settings_for(database_url, proxy.url, horizon_s=10)) as cut_off,
     ):
-        proxy.cut_at(b"EVALSHA", answered=False)
+        proxy.cut_at(b"EVALSHA", Cut.BEFORE)
         with pytest.raises(RedisError):
             await tick(pool, cut_off, settings)
     assert await scores(redis) == {}

@@ -16,8 +16,8 @@ from expiry.holds import uuid7
 from expiry.settings import Settings
 from expiry.wakeups import connect_redis, deserialize, job_id
 from expiry.worker import expire
+from tests.faults import POISON
 from tests.fleet import (
-    POISON,
     Counted,
     Pool,
     assert_kept,

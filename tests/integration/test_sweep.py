@@ -13,9 +13,9 @@ from expiry.expire import Outcome
 from expiry.settings import Settings
 from expiry.sweep import Sweep
 from governor import BucketUnavailable, GovernorSettings, PostgresBucket
+from tests.faults import WAITING
 from tests.fleet import (
     BACKDATE,
-    WAITING,
     Counted,
     Pool,
     assert_kept,
@@ -32,7 +32,7 @@ from tests.fleet import (
     working,
 )
 from tests.helpers import eventually
-from tests.proxy import proxy_to
+from tests.proxy import Cut, proxy_to
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -193,7 +193,7 @@ async def test_an_outage_ends_the_pass_and_counts_no_attempt(
     """The loop hears of it and backs off; what had ended by then has ended."""
     await overdue(pool, 20)
     async with proxy_to(database_url) as proxy, asyncpg.create_pool(proxy.url, min_size=1) as cut_off:
-        proxy.cut_at(b"expiry_expire(", answered=True)
+        proxy.cut_at(b"expiry_expire(", Cut.AFTER)
         with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError, BucketUnavailable)):
             await sweep_of(cut_off, settings).one_pass()
         assert proxy.cuts == 1

@@ -16,16 +16,14 @@ from expiry.holds import release, renew, uuid7
 from expiry.settings import Settings
 from expiry.wakeups import Again, Wakeups
 from governor import GovernorSettings
+from tests.faults import CURE, POISON, gate_shut
 from tests.fleet import (
-    CURE,
-    POISON,
     TENANT,
     Counted,
     Pool,
     assert_kept,
     due,
     expired,
-    gate_shut,
     holds_true,
     lags_ms,
     overdue,

@@ -12,14 +12,13 @@ from redis.asyncio import Redis
 
 from expiry.settings import Settings
 from expiry.wakeups import Claim, Wakeups
-from expiry.worker import SKEW_MS_MIN, SKEW_SAMPLES, Skew
+from tests.faults import gate_shut
 from tests.fleet import (
     Counted,
     Pool,
     assert_kept,
     child_worker,
     expired,
-    gate_shut,
     holds_true,
     overdue,
     placed,
@@ -157,25 +156,6 @@ async def test_redis_away_is_survived(pool: Pool, redis_url: str, settings: Sett
 
 
 # --- clocks
-
-
-def test_skew_is_the_largest_of_the_last_samples() -> None:
-    """Travel makes a sample too small, never too large; what is old is forgotten."""
-    skew = Skew()
-    for travel_ms in (30, 2, 60):
-        skew.learn(database_ms=10_300 + travel_ms, claimed_ms=10_000 + skew.ms, elapsed_ms=2 * travel_ms)
-    assert skew.ms == 298
-    for _ in range(SKEW_SAMPLES):
-        skew.learn(database_ms=10_100, claimed_ms=10_000 + skew.ms, elapsed_ms=0)
-    assert skew.ms == 100
-
-
-@pytest.mark.parametrize("ms", [-SKEW_MS_MIN + 0.1, 0, SKEW_MS_MIN - 0.1])
-def test_skew_that_travel_explains_is_none(ms: float) -> None:
-    """A difference smaller than a busy network's is taken for agreement."""
-    skew = Skew()
-    skew.learn(database_ms=10_000 + ms, claimed_ms=10_000, elapsed_ms=0)
-    assert skew.ms == 0
 
 
 def with_clock(off_ms: float) -> type[Wakeups]:

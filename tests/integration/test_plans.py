@@ -1,0 +1,215 @@
+"""Statements on the path of a hold use the index they name, whatever the planner knows of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from expiry import errors, holds, promoter, resources, sweep
+from expiry.holds import Conn, Hold, Item
+from tests import scene
+from tests.scene import TENANT
+
+# A statement's text and what its plan reads: (node, relation or index).
+Plans: TypeAlias = list[tuple[str, set[tuple[str, str]]]]
+
+ROWS = 120_000
+RESOURCES = 3_000
+BIG = {"holds", "resources", "outbox"}
+WALKED = {"holds_due", "holds_backed_off"}  # in order, from the beginning
+
+# The planner is to know what the test lets it know.
+QUIET = """
+ALTER TABLE holds SET (autovacuum_enabled = off);
+ALTER TABLE resources SET (autovacuum_enabled = off);
+ALTER TABLE outbox SET (autovacuum_enabled = off);
+"""
+# What a busy shop holds: one row in six ended, one in twelve overdue, one in four of several resources; one
+# row in 300 backs off.
+GROW = f"""
+INSERT INTO resources (tenant_id, resource_id, capacity)
+SELECT '{TENANT}', 'r' || i, 1000000 FROM generate_series(1, {RESOURCES}) i
+    ON CONFLICT DO NOTHING;
+INSERT INTO holds (id, tenant_id, state, resource_ids, quantities, counted, placed_at, expires_at, ended_at,
+                   ended_by, holder, attempts, next_attempt_at)
+SELECT gen_random_uuid(), '{TENANT}', CASE WHEN i % 6 = 0 THEN 'released' ELSE 'held' END,
+       ARRAY['r' || i % {RESOURCES} + 1] || CASE WHEN i % 4 = 0 THEN ARRAY['x' || i % 1000] ELSE '{{}}' END,
+       CASE WHEN i % 4 = 0 THEN '{{1,1}}' ELSE '{{1}}' END::int[],
+       CASE WHEN i % 4 = 0 THEN '{{t,f}}' ELSE '{{t}}' END::boolean[],
+       now() - interval '1 h', now() + (i - {ROWS // 12}) * interval '50 ms',
+       CASE WHEN i % 6 = 0 THEN now() END, CASE WHEN i % 6 = 0 THEN 'x' END,
+       CASE WHEN i % 3 = 0 THEN 'buyer-' || i % 5000 END,
+       (i % 300 = 1)::int, CASE WHEN i % 300 = 1 AND i % 6 <> 0 THEN now() END
+  FROM generate_series(1, {ROWS}) i;
+INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
+SELECT 'place:' || h.id || ':1', h.tenant_id, 'hold.placed', h.id, 1, h.placed_at, '{{}}' FROM holds h
+    ON CONFLICT DO NOTHING;
+UPDATE resources r SET held = h.units FROM (
+    SELECT resource_ids[1] AS id, count(*) AS units FROM holds WHERE state = 'held' GROUP BY 1) h
+ WHERE h.id = r.resource_id AND h.id LIKE 'r%';
+"""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NO_ID = UUID(int=0)
+
+
+def reads(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Walk a plan: which indexes are looked up, which relations or indexes are read from end to end."""
+    if "= ANY ('{}'" in node.get("Index Cond", ""):
+        return  # nothing is looked up, by whichever index
+    if "Index Name" in node:
+        yield (
+            ("index" if "Index Cond" in node or node["Index Name"] in WALKED else "all of"),
+            node["Index Name"],
+        )
+    elif node["Node Type"] == "Seq Scan":
+        yield "seq", node["Relation Name"]
+    for child in node.get("Plans", ()):
+        yield from reads(child)
+
+
+@asynccontextmanager
+async def explained(conn: asyncpg.Connection[Any], plans: Plans) -> AsyncIterator[None]:
+    """Collect the plan of every statement that runs meanwhile, those inside of functions too."""
+
+    def listener(_conn: object, message: Any) -> None:  # noqa: ANN401 - asyncpg's
+        if "plan:" in message.message:
+            said = json.loads(message.message.split("plan:\n", 1)[1])
+            text = " ".join(said["Query Text"].split())
+            if not text.startswith("UPDATE holds SET placed_at"):  # a test's way to let time pass
+                plans.append((text, set(reads(said["Plan"]))))
+
+    await conn.execute(
+        "LOAD 'auto_explain'; SET auto_explain.log_level = notice; SET auto_explain.log_format = json;"
+        "SET auto_explain.log_nested_statements = on; SET auto_explain.log_min_duration = 0"
+    )
+    conn.add_log_listener(listener)
+    try:
+        yield
+        await conn.execute("SET auto_explain.log_min_duration = -1")
+    finally:
+        conn.remove_log_listener(listener)
+
+
+async def full(conn: Conn, resource_id: str) -> None:
+    """Leave no unit of the resource, but those of its overdue holds."""
+    await conn.execute(
+        "UPDATE resources SET capacity = held + confirmed WHERE tenant_id = $1 AND resource_id = $2",
+        TENANT,
+        resource_id,
+    )
+
+
+async def every_statement(conn: Conn, number: int) -> list[Hold]:
+    """Take the path of a hold once, over resources of its own each time."""
+    first, further = f"r{number}", f"x{number}"
+    for name in (first, further):
+        await resources.declare(conn, name, tenant_id=TENANT, capacity=1_000_000)
+    late = await scene.overdue(conn, first, holder="buyer-7")
+    later = await scene.overdue(conn, "y", further)
+    placed = [await scene.place(conn, first), await scene.place(conn, further, "y", holder="buyer-7")]
+    for name in (first, further):
+        await full(conn, name)
+        placed.append(await scene.place(conn, name))  # reclaims
+        await full(conn, name)
+        with pytest.raises(errors.ExpiryError):
+            await scene.place(conn, Item(name, 900_000), holder="buyer-7")
+        await resources.get(conn, name, tenant_id=TENANT)
+    placed.append(await scene.place(conn, first, replaces=placed[0].id))
+    await holds.renew(conn, placed[1].id, tenant_id=TENANT, ttl_s=60)
+    await holds.confirm(conn, placed[2].id, tenant_id=TENANT)
+    await holds.return_(conn, placed[2].id, tenant_id=TENANT)
+    await holds.get(conn, placed[3].id, tenant_id=TENANT)
+    due = await conn.fetch(sweep.DUE_PAGE, 0.0, EPOCH, NO_ID, 500)
+    await conn.fetch(sweep.BACKED_OFF_PAGE, 0.0, EPOCH, NO_ID, 500)
+    await scene.transition.expire(
+        conn, [scene.transition.Wake(r["id"], r["generation"]) for r in due], by="x"
+    )
+    now = await conn.fetchval(promoter.CLOCK)
+    slice_ = (now, now + timedelta(seconds=60))
+    await conn.fetch(promoter.HELD_BETWEEN, slice_[0], NO_ID, slice_[1], 5000)
+    await conn.fetchval(promoter.COUNT_BETWEEN, *slice_, 10_000)
+    return [late, later]
+
+
+# A piece of each statement's text, and the indexes that it uses.
+EXPECTED = {
+    sweep.DUE_PAGE: {"holds_due"},
+    sweep.BACKED_OFF_PAGE: {"holds_backed_off"},
+    promoter.HELD_BETWEEN: {"holds_due"},
+    promoter.COUNT_BETWEEN: {"holds_due"},
+    resources.RESOURCE: {"resources_pkey", "holds_by_resource", "holds_by_further_resource"},
+    holds.GET: {"holds_pkey"},
+    # expiry_place: what is short, who has it already, what is reclaimed or replaced, what is taken
+    "SELECT x.capacity": {"resources_pkey", "holds_by_resource", "holds_by_further_resource"},
+    "'insufficient_capacity'": {"holds_by_holder"},
+    "ORDER BY h.id FOR NO KEY UPDATE": {"holds_pkey"},
+    "UPDATE resources r SET held = r.held + v_want": {"resources_pkey"},
+    # expiry_expire: what is due, its resources, its end, the outcomes
+    "WHERE h.id = w.id AND h.state || '' = 'held'": {"holds_pkey"},
+    "SELECT FROM unnest(v_tenants": {"resources_pkey"},
+    "WITH ended AS": {"holds_pkey", "resources_pkey"},
+    "LEFT JOIN LATERAL (SELECT h.id, h.state": {"holds_pkey"},
+    # expiry_declare, the other verbs
+    "WITH mine AS": {"holds_by_resource", "holds_by_further_resource", "holds_pkey"},
+    "SELECT h.* FROM holds h": {"holds_pkey"},
+}
+BESIDE = {"holds_pkey", "dead_letters_unresolved"}  # a statement may look these up as well
+
+
+def reads_all(kind: str, name: str) -> bool:
+    """Whether this reads a big table from end to end."""
+    return kind == "all of" or (kind == "seq" and name in BIG)
+
+
+def judge(plans: Plans) -> list[str]:
+    """Say which statement read a big table in sequence, or by another index than it names."""
+    wrong = [f"{text[:200]} reads {used}" for text, used in plans if any(reads_all(*use) for use in used)]
+    for piece, indexes in EXPECTED.items():
+        found = [used for text, used in plans if " ".join(piece.split()) in text]
+        if not found:
+            wrong.append(f"{piece} did not run")
+        for used in found:
+            names = {name for kind, name in used if kind == "index"}
+            if not indexes <= names <= indexes | BESIDE:
+                wrong.append(f"{piece} uses {names}, not {indexes}")
+    return wrong
+
+
+async def plans_of(conn: asyncpg.Connection[Any], number: int) -> list[str]:
+    """Run every statement; answer what is wrong with their plans."""
+    plans: Plans = []
+    async with explained(conn, plans):
+        await every_statement(conn, number)
+    return judge(plans)
+
+
+async def test_the_indexes_serve_whatever_the_planner_knows(database_url: str) -> None:
+    """Without statistics and with them, for these arguments and for any: no big table is read from end to end."""
+    found: dict[str, list[str]] = {}
+    async with AsyncExitStack() as stack:
+
+        async def connect(*settings: str) -> asyncpg.Connection[Any]:
+            conn = await asyncpg.connect(database_url)
+            stack.push_async_callback(conn.close)
+            for setting in ("random_page_cost = 4", "jit = off", *settings):
+                await conn.execute(f"SET {setting}")
+            return conn
+
+        first = await connect()
+        await first.execute(QUIET + GROW)
+        found["never analyzed"] = await plans_of(await connect(), 9)
+        found["never analyzed, generic"] = await plans_of(
+            await connect("plan_cache_mode = force_generic_plan"), 10
+        )
+        await first.execute("ANALYZE holds, resources, outbox")
+        found["analyzed"] = await plans_of(await connect(), 11)
+        found["analyzed, generic"] = await plans_of(await connect("plan_cache_mode = force_generic_plan"), 12)
+    assert [f"{name}: {what}" for name, wrong in found.items() for what in wrong] == []
