@@ -504,8 +504,8 @@ $$;
 -- p_requests: [{id, ttl_us | expires_at, resource_ids, quantities, holder, external_ref, metadata,
 -- max_renewals, max_lifetime_us, replaces}]. Outcomes: placed | replayed | key_in_progress | key_reused |
 -- out_of_range (expires_at) | insufficient_capacity | busy (overdue holds are still being ended) |
--- replaced_missing | replaced_ended. Anything but `placed` leaves nothing behind. `detail` holds placed_at
--- and the number of reclaimed holds, or what the refusal names.
+-- replaced_missing | replaced_ended. Anything but `placed` leaves nothing behind. `detail` holds now,
+-- placed_at and the number of reclaimed holds, or what the refusal names.
 CREATE OR REPLACE FUNCTION expiry_place(
     p_tenant text, p_requests jsonb, p_by text, p_route text, p_key text, p_body_hash bytea
 ) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
@@ -528,17 +528,29 @@ BEGIN
          WHERE k.tenant_id = p_tenant AND k.route = p_route AND k.key = p_key;
         IF FOUND THEN
             RETURN QUERY SELECT CASE WHEN v_known.body_hash = p_body_hash THEN 'replayed' ELSE 'key_reused' END,
-                                CASE WHEN v_known.body_hash = p_body_hash THEN v_known.response ELSE '{}' END;
+                                CASE WHEN v_known.body_hash = p_body_hash
+                                     THEN v_known.response || jsonb_build_object('now', v_now) ELSE '{}' END;
             RETURN;
         END IF;
     END IF;
 
-    IF EXISTS (SELECT FROM jsonb_to_recordset(p_requests) AS q (expires_at timestamptz)
-                WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s') THEN
+    IF EXISTS (SELECT FROM jsonb_to_recordset(p_requests)
+                          AS q (expires_at timestamptz, ttl_us bigint, max_lifetime_us bigint)
+                WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s'
+                   OR coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
+                      > v_now + q.max_lifetime_us * interval '1 microsecond') THEN
         RETURN QUERY SELECT 'out_of_range', '{}'::jsonb; RETURN;
     END IF;
     SELECT coalesce(array_agg(q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}') INTO v_replace
       FROM jsonb_to_recordset(p_requests) AS q (replaces uuid);
+    -- Said before any shortage is; whether it is still true under the lock, the attempt sees.
+    SELECT count(*) AS known, count(*) FILTER (WHERE h.state = 'held' AND h.expires_at > v_now) AS held
+      INTO v_known FROM holds h WHERE h.id = ANY (v_replace) AND h.tenant_id = p_tenant;
+    IF v_known.held < cardinality(v_replace) THEN
+        RETURN QUERY SELECT CASE WHEN v_known.known < cardinality(v_replace) THEN 'replaced_missing'
+                                 ELSE 'replaced_ended' END, '{}'::jsonb;
+        RETURN;
+    END IF;
 
     FOR v_round IN 1..c_rounds_max LOOP
         v_reclaim := '{}';
@@ -565,14 +577,13 @@ BEGIN
                 SELECT p_tenant, p_route, p_key, p_body_hash,
                        jsonb_build_object('ids', jsonb_path_query_array(p_requests, '$[*].id'), 'placed_at', v_now);
             END IF;
-            RETURN QUERY SELECT 'placed', jsonb_build_object('placed_at', v_now, 'reclaimed', v_reclaimed);
+            RETURN QUERY SELECT 'placed', jsonb_build_object('placed_at', v_now, 'now', v_now,
+                                                             'reclaimed', v_reclaimed);
             RETURN;
         EXCEPTION
             WHEN SQLSTATE 'EX001' THEN NULL;  -- somebody was faster: look again
             WHEN SQLSTATE 'EX002' THEN
-                RETURN QUERY SELECT CASE WHEN count(*) = cardinality(v_replace) THEN 'replaced_ended'
-                                         ELSE 'replaced_missing' END, '{}'::jsonb
-                  FROM holds h WHERE h.id = ANY (v_replace) AND h.tenant_id = p_tenant;
+                RETURN QUERY SELECT 'replaced_ended', '{}'::jsonb;
                 RETURN;
         END;
     END LOOP;

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -29,6 +29,9 @@ ITEMS_MAX = 50
 TTL_S_MAX = 31_536_000  # a year
 TEXT_MAX = 255
 QUANTITY_MAX = 1_000_000_000
+DECIMALS_MAX = 6  # of a number of seconds: microseconds
+INT_MAX = 2**31 - 1
+YEAR_MAX = 9998
 
 PLACED = Counter("expiry_holds_placed", "Holds placed.")
 ENDED = Counter("expiry_holds_ended", "Holds that left `held`, or came back.", ["state"])
@@ -55,7 +58,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A hold as its row says it is."""
+    """A hold as its row said it was at `read_at`, on the database's clock."""
 
     id: UUID
     tenant_id: str
@@ -67,6 +70,7 @@ class Hold:
     metadata: dict[str, Any] | None
     placed_at: datetime
     expires_at: datetime
+    read_at: datetime
     ended_at: datetime | None = None
     ended_by: str | None = None
     returned_at: datetime | None = None
@@ -78,9 +82,10 @@ class Hold:
         """How often the hold was renewed."""
         return self.generation - 1
 
-    def state_at(self, now: datetime) -> str:
-        """Answer the state at `now` on the database's clock: past the deadline nothing is held."""
-        return "expired" if self.state == "held" and self.expires_at <= now else self.state
+    @property
+    def shown_state(self) -> str:
+        """The state for everyone outside: past the deadline nothing is held, whether or not expiry ran."""
+        return "expired" if self.state == "held" and self.expires_at <= self.read_at else self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +179,9 @@ async def place_many(
     outcome, detail = row["outcome"], json.loads(row["detail"])
     if outcome not in ("placed", "replayed"):
         raise _refusal(outcome, detail)
-    placed_at = datetime.fromisoformat(detail["placed_at"])
+    placed_at, read_at = (datetime.fromisoformat(detail[at]).astimezone(UTC) for at in ("placed_at", "now"))
     ids = [UUID(i) for i in detail["ids"]] if outcome == "replayed" else [w.id for w in wanted]
-    holds = [_placed(w, i, tenant_id, placed_at) for w, i in zip(wanted, ids, strict=True)]
+    holds = [_placed(w, i, tenant_id, placed_at, read_at) for w, i in zip(wanted, ids, strict=True)]
     if outcome == "replayed":
         return Placement(holds, replayed=True)
     PLACED.inc(len(holds))
@@ -189,7 +194,7 @@ _COLUMNS = (
     "id, tenant_id, state, generation, resource_ids, quantities, holder, external_ref, metadata, "
     "placed_at, expires_at, ended_at, ended_by, returned_at, max_renewals, lifetime_ends_at"
 )
-_FIELDS = ", ".join(
+_FIELDS = "clock_timestamp() AS read_at, " + ", ".join(
     f"(f.hold).{c}::text" if c == "metadata" else f"(f.hold).{c}" for c in _COLUMNS.split(", ")
 )
 
@@ -261,7 +266,10 @@ async def return_(
     return await _finish(conn, "return", hold_id, tenant_id, generation, by, reason)
 
 
-GET = f"SELECT {_COLUMNS.replace('metadata', 'metadata::text')} FROM holds WHERE id = $1 AND tenant_id = $2"
+GET = (
+    f"SELECT clock_timestamp() AS read_at, {_COLUMNS.replace('metadata', 'metadata::text')} "
+    "FROM holds WHERE id = $1 AND tenant_id = $2"
+)
 
 
 async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
@@ -270,17 +278,6 @@ async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
     if row is None:
         raise errors.HoldNotFoundError(hold_id=str(hold_id))
     return _hold(row)
-
-
-GET_AT = GET.replace("SELECT ", "SELECT clock_timestamp() AS now, ", 1)
-
-
-async def get_at(conn: Conn, hold_id: UUID, *, tenant_id: str) -> tuple[Hold, datetime]:
-    """Answer the hold as `get` does, and the database's clock at that instant."""
-    row = await conn.fetchrow(GET_AT, hold_id, tenant_id)
-    if row is None:
-        raise errors.HoldNotFoundError(hold_id=str(hold_id))
-    return _hold(row), row["now"]
 
 
 FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"
@@ -327,8 +324,13 @@ def _request(wanted: Wanted) -> dict[str, Any]:
     if not 1 <= len(ids) <= ITEMS_MAX or len(set(ids)) != len(ids):
         raise errors.OutOfRangeError(f"a hold takes 1 to {ITEMS_MAX} resources, none of them twice")
     for item in wanted.items:
-        if not 1 <= len(item.resource_id) <= TEXT_MAX or not 1 <= item.quantity <= QUANTITY_MAX:
-            raise errors.OutOfRangeError("resource_id: 1 to 255 characters; quantity: 1 to 10^9")
+        _check_text("resource_id", item.resource_id)
+        if not 1 <= item.quantity <= QUANTITY_MAX:
+            raise errors.OutOfRangeError(f"quantity is from 1 to {QUANTITY_MAX}")
+    for name in ("holder", "external_ref"):
+        _check_text(name, getattr(wanted, name))
+    if wanted.max_renewals is not None and not 0 <= wanted.max_renewals <= INT_MAX:
+        raise errors.OutOfRangeError(f"max_renewals is from 0 to {INT_MAX}")
     lifetime = wanted.max_lifetime_s
     return {
         "id": str(wanted.id),
@@ -345,11 +347,21 @@ def _request(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def _check_text(name: str, text: str | None) -> None:
+    if text is None:
+        return
+    unstorable = any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
+    if not 1 <= len(text) <= TEXT_MAX or unstorable:
+        raise errors.OutOfRangeError(f"{name} has 1 to {TEXT_MAX} characters, no NUL, no lone surrogate")
+
+
 def _one_deadline(ttl_s: Seconds | None, expires_at: datetime | None) -> int | None:
     if (ttl_s is None) == (expires_at is None):
         raise errors.OutOfRangeError("give either ttl_s or expires_at")
     if expires_at is not None and expires_at.tzinfo is None:
         raise errors.OutOfRangeError("expires_at needs a time zone")
+    if expires_at is not None and expires_at.year > YEAR_MAX:  # its UTC form may not exist
+        raise errors.OutOfRangeError(f"expires_at is before the year {YEAR_MAX + 1}")
     return None if ttl_s is None else _micros(ttl_s, "ttl_s")
 
 
@@ -363,12 +375,13 @@ def _micros(seconds: Seconds, name: str) -> int:
         exact = Decimal(str(seconds))
     if not exact.is_finite() or not 1 <= exact <= TTL_S_MAX:
         raise errors.OutOfRangeError(f"{name} is from 1 to {TTL_S_MAX} seconds")
-    if exact * 1_000_000 % 1:
+    exponent = exact.normalize().as_tuple().exponent
+    if isinstance(exponent, int) and exponent < -DECIMALS_MAX:
         raise errors.OutOfRangeError(f"{name} has at most six decimals")
     return int(exact * 1_000_000)
 
 
-def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime) -> Hold:
+def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, read_at: datetime) -> Hold:
     """Build the hold as it was placed: the request and the database's clock say all of it."""
     lifetime = wanted.max_lifetime_s
     expires_at = wanted.expires_at
@@ -386,6 +399,7 @@ def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime) 
         metadata=wanted.metadata,
         placed_at=placed_at,
         expires_at=expires_at,
+        read_at=read_at,
         max_renewals=wanted.max_renewals,
         lifetime_ends_at=None
         if lifetime is None
@@ -396,7 +410,6 @@ def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime) 
 def _hold(row: asyncpg.Record) -> Hold:
     values = dict(row)
     values.pop("outcome", None)
-    values.pop("now", None)
     items = zip(values.pop("resource_ids"), values.pop("quantities"), strict=True)
     metadata = values.pop("metadata")
     return Hold(
@@ -427,7 +440,10 @@ def _refusal(outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = N
     """Turn a function's outcome into its error, with the facts that the API passes on."""
     message = None
     if outcome == "out_of_range":
-        message = "expires_at is at least 1 second and at most a year ahead of the database's clock"
+        message = (
+            "the deadline is at least 1 second and at most a year ahead of the database's clock, "
+            "and not past the lifetime"
+        )
     if row is not None and row["id"] is not None:
         expired = row["state"] in ("held", "expired") and outcome in ("expired", "ended")
         facts = {

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 from expiry import errors
@@ -13,7 +14,7 @@ from expiry.holds import Conn
 # A duplicate must not park a connection: it is told at once and comes again.
 TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1 || '/' || $2 || '/' || $3, 0))"
 KNOWN = """
-SELECT body_hash, response::text FROM idempotency_keys WHERE tenant_id = $1 AND route = $2 AND key = $3
+SELECT body_hash, response::text, clock_timestamp() AS now FROM idempotency_keys WHERE tenant_id = $1 AND route = $2 AND key = $3
 """
 KEEP = """
 INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response) VALUES ($1, $2, $3, $4, $5::text::jsonb)
@@ -28,8 +29,10 @@ async def once(
     route: str,
     key: str,
     body_hash: bytes,
-) -> tuple[dict[str, Any], bool]:
-    """Do the work and keep its answer in one transaction, or answer as the first time; say whether replayed.
+) -> tuple[dict[str, Any], datetime | None]:
+    """Do the work and keep its answer in one transaction, or answer as the first time and say when that was asked.
+
+    The time is the database's clock at a replay, None where the work was done now.
 
     What the work raises leaves the key free. Raises KeyInProgressError, KeyReusedError (another body).
     """
@@ -41,7 +44,7 @@ async def once(
         if known is None:
             answer = await work(conn)
             await conn.execute(KEEP, tenant_id, route, key, body_hash, json.dumps(answer))
-            return answer, False
+            return answer, None
         if known["body_hash"] != body_hash:
             raise errors.KeyReusedError
-        return json.loads(known["response"]), True
+        return json.loads(known["response"]), known["now"]

@@ -17,8 +17,6 @@ from expiry.api.times import parse_rfc3339, rfc3339, rfc3339_or_none
 from expiry.holds import Conn, Hold
 from expiry.wakeups import after_commit
 
-CLOCK = "SELECT clock_timestamp()"
-
 routes = web.RouteTableDef()
 
 
@@ -29,21 +27,17 @@ async def place(request: web.Request) -> web.Response:
     tenant_id = tenant_of(request)
     key = body.required_idempotency_key(request)
     asked, body_hash = await body.read(request, PlaceBody)
-    pool = request.app[POOL]
     wanted, by = [asked.wanted()], name_of(request)
     placement = await run(
-        pool,
+        request.app[POOL],
         lambda conn: holds.place_many(conn, wanted, tenant_id=tenant_id, by=by, key=(key, body_hash)),
     )
     # After a replay too: the first attempt may have died between its commit and the wake-up.
     await request.app[HINTS].enqueue(placement.holds)
     await after_commit([], placement.reclaimed, None, request.app[BUCKET])
     hold = placement.holds[0]
-    now = hold.placed_at
-    if placement.replayed:
-        now = await run(pool, lambda conn: conn.fetchval(CLOCK))
     headers = {"Location": f"/v1/holds/{hold.id}"}
-    return _answer(_document(hold), now, status=201, replayed=placement.replayed, headers=headers)
+    return _answer(_document(hold), status=201, replayed=placement.replayed, headers=headers)
 
 
 @routes.get("/v1/holds/{id}")
@@ -51,8 +45,8 @@ async def place(request: web.Request) -> web.Response:
 async def get(request: web.Request) -> web.Response:
     """Answer the hold as it is now: past its deadline it is expired, whether or not the expiry ran."""
     tenant_id, id_ = tenant_of(request), body.hold_id(request)
-    hold, now = await run(request.app[POOL], lambda conn: holds.get_at(conn, id_, tenant_id=tenant_id))
-    return _answer(_document(hold), now)
+    hold = await run(request.app[POOL], lambda conn: holds.get(conn, id_, tenant_id=tenant_id))
+    return _answer(_document(hold))
 
 
 @routes.post("/v1/holds/{id}/renew")
@@ -132,21 +126,21 @@ async def _change(
     async def documented(conn: Conn) -> dict[str, Any]:
         return _document(await work(conn))
 
-    async def change(conn: Conn) -> tuple[dict[str, Any], bool, datetime]:
+    async def change(conn: Conn) -> tuple[dict[str, Any], datetime | None]:
         if key is None:
-            document, replayed = await documented(conn), False
-        else:
-            document, replayed = await idempotency.once(
-                conn, documented, tenant_id=tenant_id, route=route, key=key, body_hash=body_hash
-            )
-        return document, replayed, await conn.fetchval(CLOCK)
+            return await documented(conn), None
+        return await idempotency.once(
+            conn, documented, tenant_id=tenant_id, route=route, key=key, body_hash=body_hash
+        )
 
-    document, replayed, now = await run(request.app[POOL], change)
-    return _answer(document, now, replayed=replayed)
+    document, replayed_at = await run(request.app[POOL], change)
+    if replayed_at is not None:
+        document["server_time"] = rfc3339(replayed_at)
+    return _answer(document, replayed=replayed_at is not None)
 
 
 def _document(hold: Hold) -> dict[str, Any]:
-    """Say the hold as its row says it; what depends on the clock is filled in by _answer."""
+    """Say the hold as its row said it; what depends on the clock is filled in by _answer."""
     return {
         "id": str(hold.id),
         "state": hold.state,
@@ -163,25 +157,24 @@ def _document(hold: Hold) -> dict[str, Any]:
         "lifetime_ends_at": rfc3339_or_none(hold.lifetime_ends_at),
         "ended_at": rfc3339_or_none(hold.ended_at),
         "ended_by": hold.ended_by,
-        "server_time": "",
+        "server_time": rfc3339(hold.read_at),
     }
 
 
 def _answer(
     document: dict[str, Any],
-    now: datetime,
     *,
     status: int = 200,
     replayed: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Answer the hold as of `now` on the database's clock: past its deadline nothing is held."""
+    """Answer the hold as of its server_time, the database's clock: past its deadline nothing is held."""
     if document["state"] == "held":
+        now = parse_rfc3339(document["server_time"])
         left_s = (parse_rfc3339(document["expires_at"]) - now).total_seconds()
         document["expires_in_s"] = max(0.0, left_s)
         if left_s <= 0:
             document["state"] = "expired"
-    document["server_time"] = rfc3339(now)
     return web.Response(
         status=status,
         body=json.dumps(document, ensure_ascii=False).encode(),

@@ -159,7 +159,7 @@ async def test_d4_a_mountain_of_overdue_holds(pool: Pool, database_url: str, red
 
 # --- D7
 
-SLOW = GovernorSettings(floor_per_s=5000, ceiling_per_s=5000)
+SLOW = GovernorSettings(floor_per_s=2500, ceiling_per_s=2500)
 CONNECTIONS_MAX = 5
 
 
