@@ -66,24 +66,22 @@ CREATE TABLE IF NOT EXISTS holds (
 
 -- A change of state is never HOT, so each further index would cost every expiry: all are partial on
 -- 'held' (an expiry adds nothing to them) or on a column that is mostly null.
--- DUE_PAGE (sweep.py), HELD_BETWEEN (promoter.py), the overdue probe of expiry_place, OVERVIEW (doctor.py)
+-- DUE_PAGE (sweep.py), HELD_BETWEEN (promoter.py), the overdue probe of expiry_place, OVERVIEW (overview.py), BACKLOG (observe.py)
 CREATE INDEX IF NOT EXISTS holds_due ON holds (expires_at, id)
     WHERE state = 'held' AND next_attempt_at IS NULL;
--- BACKED_OFF_PAGE (sweep.py): poison rows, kept out of the head of holds_due
+-- BACKED_OFF_PAGE (sweep.py), OVERVIEW (overview.py): poison rows, kept out of the head of holds_due
 CREATE INDEX IF NOT EXISTS holds_backed_off ON holds (next_attempt_at, id)
     WHERE state = 'held' AND next_attempt_at IS NOT NULL;
--- overdue holds of one resource: expiry_place, RESOURCE (resources.py)
+-- overdue holds of one resource: expiry_overdue, expiry_declare
 CREATE INDEX IF NOT EXISTS holds_by_resource ON holds (tenant_id, (resource_ids[1]), expires_at)
     WHERE state = 'held';
--- the same for the second and later items of a hold; single-item holds never pay for it
+-- the same for the second and later items of a hold (expiry_overdue, expiry_declare); single-item holds
+-- never pay for it, and no other index implies its condition
 CREATE INDEX IF NOT EXISTS holds_by_further_resource ON holds USING gin (resource_ids)
-    WITH (fastupdate = off) WHERE state = 'held' AND cardinality(resource_ids) > 1;
+    WITH (fastupdate = off) WHERE CASE WHEN state = 'held' THEN cardinality(resource_ids) END > 1;
 -- the hold that this holder already has, named in the 409 of expiry_place
 CREATE INDEX IF NOT EXISTS holds_by_holder ON holds (holder, tenant_id, id)
     WHERE state = 'held' AND holder IS NOT NULL;
--- lookup by the shop's own reference
-CREATE INDEX IF NOT EXISTS holds_by_external_ref ON holds (tenant_id, external_ref, id)
-    WHERE external_ref IS NOT NULL;
 
 -- ------------------------------------------------------------------------------------ resources
 
@@ -120,7 +118,7 @@ CREATE TABLE IF NOT EXISTS outbox (
     -- the cursor of the event feed: (xid, id), not id alone (a lower id may commit later)
     PRIMARY KEY (xid, id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.0, autovacuum_vacuum_insert_threshold = 100000);
--- P3 as a constraint: a second effect of one verb on one generation cannot be written
+-- P3 as a constraint: a second effect of one verb on one generation cannot be written; ONE_END (promises.py)
 CREATE UNIQUE INDEX IF NOT EXISTS outbox_once ON outbox (hold_id, generation, type);
 
 -- ------------------------------------------------------------------------------------- failures
@@ -202,7 +200,7 @@ CREATE TABLE IF NOT EXISTS idempotency_keys (
     created_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
     PRIMARY KEY (tenant_id, route, key)
 );
--- PRUNE_IDEMPOTENCY_KEYS (sweep.py)
+-- PRUNE_IDEMPOTENCY_KEYS (prune.py)
 CREATE INDEX IF NOT EXISTS idempotency_keys_by_age ON idempotency_keys (created_at);
 
 -- ------------------------------------------------------------------------------------ functions
@@ -218,7 +216,7 @@ CREATE INDEX IF NOT EXISTS idempotency_keys_by_age ON idempotency_keys (created_
 -- holds must be locked already (in order), so that no wait happens here.
 CREATE OR REPLACE FUNCTION expiry_end(
     p_ids uuid[], p_state text, p_verb text, p_by text, p_reason text, p_at timestamptz
-) RETURNS void LANGUAGE plpgsql SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     WITH ended AS (
         UPDATE holds h
@@ -260,7 +258,7 @@ END $$;
 -- Lock the counted resources of these holds, in the order every transaction of ours uses.
 -- With p_skip, take only what is free and answer the holds of which every resource was taken.
 CREATE OR REPLACE FUNCTION expiry_lock_resources(p_ids uuid[], p_skip boolean)
-RETURNS uuid[] LANGUAGE plpgsql SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS uuid[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_tenants text[];
     v_resources text[];
@@ -296,11 +294,11 @@ BEGIN
     RETURN coalesce(v_locked, '{}');
 END $$;
 
--- The one transition that ends holds by time: held -> expired, for (id, generation) pairs.
+-- The one transition that ends holds by time: held -> expired, for distinct (id, generation) pairs.
 --
 -- One row per pair, in order: expired (ms: lag), early (ms: what is left of it), stale (an older
 -- generation), ended, contended (somebody has it locked; come again), missing; at_ms is this database's
--- clock. Rows of holds are never waited for; resources at most 50 ms, then only what is free is taken, so
+-- clock. Rows of holds are never waited for; a resource at most 50 ms, then only what is free is taken, so
 -- that a slow checkout transaction delays only the holds that need what it holds.
 CREATE OR REPLACE FUNCTION expiry_expire(p_ids uuid[], p_generations bigint[], p_by text)
 RETURNS TABLE (ord int, outcome text, ms double precision, at_ms double precision)
@@ -323,14 +321,14 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             v_locked := expiry_lock_resources(v_locked, p_skip => true);
         END;
-        v_at := clock_timestamp();
+        v_at := greatest(clock_timestamp(), v_now);  -- a clock set back must not make it early
         PERFORM expiry_end(v_locked, 'expired', 'expire', p_by, NULL, v_at);
     END IF;
     v_at := coalesce(v_at, clock_timestamp());
     RETURN QUERY
     SELECT w.ord::int,
            CASE WHEN h.id IS NULL THEN 'missing'
-                WHEN h.state = 'expired' AND h.ended_at = v_at THEN 'expired'
+                WHEN h.state = 'expired' AND h.ended_at = v_at AND h.generation = w.generation THEN 'expired'
                 WHEN h.state <> 'held' THEN 'ended'
                 WHEN h.generation > w.generation THEN 'stale'
                 WHEN h.expires_at > v_now THEN 'early'
@@ -371,23 +369,38 @@ BEGIN
     -- A new statement sees what was declared while the lock was awaited.
     SELECT array_agg(w.id) INTO v_missing FROM unnest(v_missing) AS w (id)
      WHERE NOT EXISTS (SELECT FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = w.id);
+    IF v_missing IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
+        -- That new statement has the snapshot of its transaction: what was declared since is invisible, but
+        -- collides, which is a serialization failure (40001).
+        BEGIN
+            INSERT INTO resources (tenant_id, resource_id) SELECT p_tenant, w.id FROM unnest(v_missing) AS w (id)
+                ON CONFLICT DO NOTHING;
+            RAISE EXCEPTION USING ERRCODE = 'EX003';
+        EXCEPTION WHEN SQLSTATE 'EX003' THEN NULL;
+        END;
+    END IF;
     RETURN coalesce(v_missing, '{}');
 END $$;
 
 -- Units of one resource that are past their deadline and still held, oldest first. Both branches are index
--- probes. Rows in back-off are left out: they cannot be ended now, so their units cannot be sold now.
+-- probes. Rows in back-off or with an open dead letter are left out: they cannot be ended now, so their units
+-- cannot be sold now.
 CREATE OR REPLACE FUNCTION expiry_overdue(p_tenant text, p_resource text, p_now timestamptz, p_limit int)
 RETURNS TABLE (id uuid, quantity int, expires_at timestamptz) LANGUAGE sql STABLE AS $$
     (SELECT h.id, h.quantities[1], h.expires_at FROM holds h
       WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.resource_ids[1] = p_resource
         AND h.expires_at <= p_now AND h.next_attempt_at + interval '0 s' IS NULL
+        AND NOT EXISTS (SELECT FROM dead_letters d
+                         WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')
       ORDER BY h.expires_at LIMIT p_limit)
     UNION ALL
     (SELECT h.id, h.quantities[array_position(h.resource_ids, p_resource)], h.expires_at FROM holds h
-      WHERE h.state = 'held' AND cardinality(h.resource_ids) > 1
+      WHERE CASE WHEN h.state = 'held' THEN cardinality(h.resource_ids) END > 1
         AND h.resource_ids @> ARRAY[p_resource] AND h.resource_ids[1] <> p_resource
         AND h.tenant_id || '' = p_tenant AND h.expires_at + interval '0 s' <= p_now
         AND h.next_attempt_at + interval '0 s' IS NULL
+        AND NOT EXISTS (SELECT FROM dead_letters d
+                         WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')
       ORDER BY h.expires_at LIMIT p_limit)
     ORDER BY 3, 1 LIMIT p_limit
 $$;
@@ -396,7 +409,7 @@ $$;
 -- write the holds. Raises EX001 (detail: the resource) when a resource is full.
 CREATE OR REPLACE FUNCTION expiry_place_attempt(
     p_tenant text, p_requests jsonb, p_reclaim uuid[], p_replace uuid[], p_by text
-) RETURNS int LANGUAGE plpgsql SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+) RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now constant timestamptz := statement_timestamp();
     v_undeclared text[];
@@ -404,6 +417,9 @@ DECLARE
     v_replaced uuid[] := '{}';
     v_want record;
 BEGIN
+    -- Before any row is locked, as declaring does it: it has the lock, then waits for the holds that it counts.
+    SELECT expiry_undeclared(p_tenant, array_agg(DISTINCT d.resource_id ORDER BY d.resource_id))
+      INTO v_undeclared FROM expiry_demand(p_requests) d;
     IF cardinality(p_reclaim) + cardinality(p_replace) > 0 THEN
         -- Holds by id, then resources by id; waiting for rows that a worker has locked.
         SELECT array_agg(l.id) FILTER (WHERE l.expires_at <= v_now),
@@ -423,7 +439,7 @@ BEGIN
             SELECT FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = w.resource_id
                FOR NO KEY UPDATE) r;
         IF v_expired IS NOT NULL THEN
-            PERFORM expiry_end(v_expired, 'expired', 'expire', 'reclaim', NULL, clock_timestamp());
+            PERFORM expiry_end(v_expired, 'expired', 'expire', 'reclaim', NULL, greatest(clock_timestamp(), v_now));
         END IF;
         IF v_replaced IS NOT NULL THEN
             PERFORM expiry_end(v_replaced, 'released', 'release', p_by, 'replaced', clock_timestamp());
@@ -433,8 +449,6 @@ BEGIN
         END IF;
     END IF;
 
-    SELECT expiry_undeclared(p_tenant, array_agg(DISTINCT d.resource_id ORDER BY d.resource_id))
-      INTO v_undeclared FROM expiry_demand(p_requests) d;
     FOR v_want IN
         SELECT d.resource_id, sum(d.quantity) AS quantity FROM expiry_demand(p_requests) d
          WHERE d.resource_id <> ALL (v_undeclared) GROUP BY d.resource_id ORDER BY d.resource_id
@@ -508,7 +522,7 @@ $$;
 -- placed_at and the number of reclaimed holds, or what the refusal names.
 CREATE OR REPLACE FUNCTION expiry_place(
     p_tenant text, p_requests jsonb, p_by text, p_route text, p_key text, p_body_hash bytea
-) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
 DECLARE
     c_reclaim_max constant int := 100;   -- holds expired on behalf of one request
     c_rounds_max constant int := 4;      -- lost races before "busy"
@@ -541,7 +555,7 @@ BEGIN
                       > v_now + q.max_lifetime_us * interval '1 microsecond') THEN
         RETURN QUERY SELECT 'out_of_range', '{}'::jsonb; RETURN;
     END IF;
-    SELECT coalesce(array_agg(q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}') INTO v_replace
+    SELECT coalesce(array_agg(DISTINCT q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}') INTO v_replace
       FROM jsonb_to_recordset(p_requests) AS q (replaces uuid);
     -- Said before any shortage is; whether it is still true under the lock, the attempt sees.
     SELECT count(*) AS known, count(*) FILTER (WHERE h.state = 'held' AND h.expires_at > v_now) AS held
@@ -560,28 +574,45 @@ BEGIN
             ELSIF NOT v_full.enough THEN
                 RETURN QUERY SELECT 'insufficient_capacity', jsonb_build_object(
                     'resource_id', v_full.resource_id, 'available', greatest(v_full.available, 0),
-                    'hold_id', (SELECT h.id FROM holds h, jsonb_to_recordset(p_requests) AS q (holder text)
-                                 WHERE h.state = 'held' AND h.holder = q.holder
-                                   AND h.tenant_id || '' = p_tenant AND h.expires_at + interval '0 s' > v_now
-                                   AND h.resource_ids @> ARRAY[v_full.resource_id]
-                                 LIMIT 1));
+                    'hold_id', (SELECT h.id FROM jsonb_to_recordset(p_requests) AS q (holder text)
+                                CROSS JOIN LATERAL (
+                                      SELECT h.id FROM holds h
+                                       WHERE h.state = 'held' AND h.holder = q.holder AND h.tenant_id = p_tenant
+                                         AND h.expires_at + interval '0 s' > v_now
+                                         AND h.resource_ids @> ARRAY[v_full.resource_id]
+                                       ORDER BY h.id LIMIT 1) h
+                                LIMIT 1));
                 RETURN;
             END IF;
-            v_reclaim := v_reclaim || v_full.overdue;
+            v_reclaim := ARRAY(SELECT DISTINCT u.id FROM unnest(v_reclaim || v_full.overdue) AS u (id));
         END LOOP;
         EXIT WHEN cardinality(v_reclaim) > c_reclaim_max;
         BEGIN
             v_reclaimed := expiry_place_attempt(p_tenant, p_requests, v_reclaim, v_replace, p_by);
+            IF clock_timestamp() > v_now + interval '900 ms'
+               AND EXISTS (SELECT FROM jsonb_to_recordset(p_requests) AS q (id uuid), holds h
+                            WHERE h.id = q.id AND h.expires_at <= clock_timestamp()) THEN
+                -- It waited for locks past its own deadline: nobody is served by a hold that is over.
+                RAISE lock_not_available;
+            END IF;
             IF p_key IS NOT NULL THEN
                 INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response)
                 SELECT p_tenant, p_route, p_key, p_body_hash,
-                       jsonb_build_object('ids', jsonb_path_query_array(p_requests, '$[*].id'), 'placed_at', v_now);
+                       jsonb_build_object('ids', jsonb_path_query_array(p_requests, '$[*].id'), 'placed_at', v_now)
+                ON CONFLICT DO NOTHING;  -- the lock excludes one, but for older snapshots: 40001
             END IF;
             RETURN QUERY SELECT 'placed', jsonb_build_object('placed_at', v_now, 'now', v_now,
                                                              'reclaimed', v_reclaimed);
             RETURN;
         EXCEPTION
             WHEN SQLSTATE 'EX001' THEN NULL;  -- somebody was faster: look again
+            WHEN data_exception OR integrity_constraint_violation OR plpgsql_error THEN
+                -- An overdue hold that cannot be ended, by its own fault: the sweep sets it apart (then it no
+                -- longer counts as free); until then nobody knows.
+                IF cardinality(v_reclaim) = 0 THEN
+                    RAISE;
+                END IF;
+                EXIT;
             WHEN SQLSTATE 'EX002' THEN
                 RETURN QUERY SELECT 'replaced_ended', '{}'::jsonb;
                 RETURN;
@@ -671,13 +702,17 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+            MESSAGE = 'declaring a resource counts what others place meanwhile: do it in a READ COMMITTED transaction';
+    END IF;
     PERFORM pg_advisory_xact_lock(1163415129, hashtext(p_tenant || '/' || p_resource) & 63);
     WITH mine AS MATERIALIZED (
         SELECT h.id FROM holds h
          WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.resource_ids[1] = p_resource
         UNION ALL
         SELECT h.id FROM holds h
-         WHERE h.state = 'held' AND h.tenant_id || '' = p_tenant AND cardinality(h.resource_ids) > 1
+         WHERE CASE WHEN h.state = 'held' THEN cardinality(h.resource_ids) END > 1 AND h.tenant_id || '' = p_tenant
            AND h.resource_ids @> ARRAY[p_resource] AND h.resource_ids[1] <> p_resource
     ), counted AS (
         UPDATE holds h SET counted[array_position(h.resource_ids, p_resource)] = true

@@ -70,7 +70,7 @@ class Hold:
     metadata: dict[str, Any] | None
     placed_at: datetime
     expires_at: datetime
-    read_at: datetime
+    read_at: datetime = field(compare=False)
     ended_at: datetime | None = None
     ended_by: str | None = None
     returned_at: datetime | None = None

@@ -30,9 +30,9 @@ async def once(
     key: str,
     body_hash: bytes,
 ) -> tuple[dict[str, Any], datetime | None]:
-    """Do the work and keep its answer in one transaction, or answer as the first time and say when that was asked.
+    """Do the work and keep its answer in one transaction, or answer as the first time.
 
-    The time is the database's clock at a replay, None where the work was done now.
+    Beside the answer stands the database's clock at a replay, None where the work was done now.
 
     What the work raises leaves the key free. Raises KeyInProgressError, KeyReusedError (another body).
     """

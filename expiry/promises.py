@@ -147,7 +147,8 @@ SELECT CASE WHEN r.held <> f.units + m.units
  CROSS JOIN LATERAL (
         SELECT coalesce(sum(h.quantities[array_position(h.resource_ids, r.resource_id)]), 0) AS units
           FROM holds h
-         WHERE h.state = 'held' AND cardinality(h.resource_ids) > 1 AND h.resource_ids @> ARRAY[r.resource_id]
+         WHERE CASE WHEN h.state = 'held' THEN cardinality(h.resource_ids) END > 1
+           AND h.resource_ids @> ARRAY[r.resource_id]
            AND h.tenant_id = r.tenant_id AND h.resource_ids[1] <> r.resource_id
            AND h.counted[array_position(h.resource_ids, r.resource_id)]) m
   LEFT JOIN confirmed c ON c.tenant_id = r.tenant_id AND c.resource_id = r.resource_id

@@ -41,7 +41,7 @@ SELECT id, generation, expires_at FROM holds
 COUNT_BETWEEN = """
 SELECT count(*) FROM (SELECT FROM holds
                        WHERE state = 'held' AND next_attempt_at IS NULL AND expires_at > $1 AND expires_at <= $2
-                       LIMIT $3) h
+                       ORDER BY expires_at LIMIT $3) h
 """
 _LAST_ID = UUID(int=2**128 - 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -83,33 +83,39 @@ class Prune:
         gone = 0
         before = UUID(int=int(kept_since.timestamp() * 1000) << 80)
         for _ in range(BATCHES_MAX):
-            if not await self._may_go_on():
+            granted = await self._granted()
+            if not granted:
                 break
             rows = await self.pool.fetch(OLD_HOLDS, self._cursor, kept_since, before, BATCH_MAX)
             self._cursor = rows[-1]["id"] if rows else UUID(int=0)
-            if not rows:
-                break
             old = [row["id"] for row in rows if row["old"]]
             if old:
                 gone += await self.pool.fetchval(FORGET, old)
+            else:
+                await self.permits.refund(granted)
+            if not rows:
+                break
         PRUNED.labels("holds").inc(gone)
         return gone
 
     async def _rows(self, table: str, statement: str, since: datetime) -> int:
         gone = 0
         for _ in range(BATCHES_MAX):
-            if not await self._may_go_on():
+            granted = await self._granted()
+            if not granted:
                 break
             status = await self.pool.execute(statement, since, BATCH_MAX)
             deleted = int(status.split()[-1])
             PRUNED.labels(table).inc(deleted)
             gone += deleted
+            if not deleted:
+                await self.permits.refund(granted)
             if deleted < BATCH_MAX:
                 break
         return gone
 
-    async def _may_go_on(self) -> bool:
-        """Whether a batch's permits are there at once; what expiry needs is not waited for."""
+    async def _granted(self) -> int:
+        """Take permits for a batch, if there are any at once; what expiry needs is not waited for."""
         if self.stop.is_set() or self.paused():
-            return False
-        return await self.permits.take(BATCH_MAX, timeout_s=0) > 0
+            return 0
+        return await self.permits.take(BATCH_MAX, timeout_s=0)

@@ -19,7 +19,9 @@ SCHEMES = {
 class Settings(BaseSettings):
     """Validated once at start, printed with secrets masked."""
 
-    model_config = SettingsConfigDict(env_prefix="EXPIRY_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="EXPIRY_", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     # --- stores
     database_url: SecretStr = Field(

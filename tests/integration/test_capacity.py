@@ -243,18 +243,14 @@ class Shop:
 async def test_p7_whatever_happens_the_books_balance(
     rounds: list[list[tuple[str, object]]], pool: Pool
 ) -> None:
-    """Declarations, then simultaneous steps: counters equal the rows, only a lowered capacity is exceeded."""
+    """Rounds of simultaneous steps: counters equal the rows, and only lowering a capacity exceeds it."""
     shop = Shop(pool)
     for steps in rounds:
         before = await shop.excess()
-        declared = {what[0] for _, what in steps if isinstance(what, tuple)}
-        for verb, what in steps:
-            if isinstance(what, tuple):
-                await shop.step(verb, what)
         async with asyncio.TaskGroup() as tasks:
             for verb, what in steps:
-                if not isinstance(what, tuple):
-                    tasks.create_task(shop.step(verb, what))
+                tasks.create_task(shop.step(verb, what))
+        declared = {what[0] for _, what in steps if isinstance(what, tuple)}
         for name, units in (await shop.excess()).items():
             assert name in declared or units <= before[name]
         await scene.audit(pool, tenant_id=shop.tenant)

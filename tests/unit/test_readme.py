@@ -28,9 +28,14 @@ def settings_rows() -> Iterator[str]:
             default = field.default
             if isinstance(default, SecretStr):
                 default = default.get_secret_value()
-            shown = "unset" if default is None else str(default).lower() if default in (True, False) else default
+            shown = (
+                "unset" if default is None else str(default).lower() if default in (True, False) else default
+            )
             bounds = [
-                f"{sign}{getattr(m, key):,}" for m in field.metadata for key, sign in BOUNDS.items() if hasattr(m, key)
+                f"{sign}{getattr(m, key):,}"
+                for m in field.metadata
+                for key, sign in BOUNDS.items()
+                if hasattr(m, key)
             ]
             yield f"| `{prefix}{name.upper()}` | `{shown}` | {', '.join(bounds)} | {field.description} |"
 
