@@ -14,10 +14,12 @@ from expiry.holds import Conn
 # A duplicate must not park a connection: it is told at once and comes again.
 TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1 || '/' || $2 || '/' || $3, 0))"
 KNOWN = """
-SELECT body_hash, response::text, clock_timestamp() AS now FROM idempotency_keys WHERE tenant_id = $1 AND route = $2 AND key = $3
+SELECT body_hash, response::text, clock_timestamp() AS now FROM idempotency_keys
+ WHERE tenant_id = $1 AND route = $2 AND key = $3
 """
 KEEP = """
-INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response) VALUES ($1, $2, $3, $4, $5::text::jsonb)
+INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response)
+VALUES ($1, $2, $3, $4, $5::text::jsonb)
 """
 
 

@@ -157,7 +157,9 @@ P6 = (
     Mutant(
         name="no-reclaim",
         breaks="P6: overdue holds stand in the way until a worker comes",
-        schema=(("v_reclaim := ARRAY(SELECT DISTINCT u.id FROM unnest(v_reclaim || v_full.overdue) AS u (id));", "NULL;"),),
+        schema=(
+            ("ARRAY(SELECT DISTINCT u.id FROM unnest(v_reclaim || v_full.overdue) AS u (id))", "v_reclaim"),
+        ),
         caught_by=(
             test_capacity.test_p6_a_buyer_gets_the_units_of_overdue_holds,
             test_cases_b.test_b5_past_the_deadline_nobody_needs_to_run,
