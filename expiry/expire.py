@@ -90,6 +90,10 @@ async def expire_batch(conn: Conn, wakes: Sequence[Wake], *, by: str, settings: 
 async def _bisect(conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings) -> list[Outcome]:
     try:
         return await expire(conn, wakes, by=by)
+    except asyncpg.QueryCanceledError:
+        if len(wakes) == 1:
+            raise
+        return await _around_what_hangs(conn, wakes, by, settings)
     except asyncpg.PostgresError as error:
         if not lies_in_row(error):
             raise
@@ -99,6 +103,23 @@ async def _bisect(conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings
     half = len(wakes) // 2
     first = await _bisect(conn, wakes[:half], by, settings)
     return first + await _bisect(conn, wakes[half:], by, settings)
+
+
+async def _around_what_hangs(conn: Conn, wakes: Sequence[Wake], by: str, settings: Settings) -> list[Outcome]:
+    """After a timeout try the halves; where both time out it is the database that hangs, not a row."""
+    outcomes: list[Outcome] = []
+    late: asyncpg.QueryCanceledError | None = None
+    half = len(wakes) // 2
+    for part in (wakes[:half], wakes[half:]):
+        try:
+            outcomes += await _bisect(conn, part, by, settings)
+        except asyncpg.QueryCanceledError as error:
+            if late is not None:
+                raise
+            late = error
+            outcomes += [Outcome("contended", 0.0, 0.0)] * len(part)
+    at_ms = max(o.at_ms for o in outcomes)
+    return [o if o.at_ms else o._replace(at_ms=at_ms) for o in outcomes]
 
 
 def _failed(failure: Failure) -> Outcome:

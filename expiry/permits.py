@@ -4,7 +4,9 @@ Until a controller steers it the allowance is fixed at the ceiling. It lives in 
 PostgreSQL's row stands in while Redis is away, and is the only one where there is no Redis.
 """
 
+import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,6 +17,8 @@ PUBLISH_INTERVAL_S = 2.0
 PUBLISHED_FOR_S = 3 * PUBLISH_INTERVAL_S + 1  # one lost publication must not drop the fleet to the floor
 PRIMARY_AVOIDED_S = 5.0  # after it failed: a Redis that hangs would cost its timeout at every batch
 BATCH_S_OF_ALLOWANCE = 0.2  # a batch is at most this much of the allowance, so that the flow is smooth
+
+GATHER_S = 0.05  # who is short of permits comes this often, so that statements stay batches
 
 log = structlog.get_logger()
 
@@ -35,17 +39,26 @@ class Permits:
     _limiters: dict[int, Limiter] = field(default_factory=dict, init=False)
 
     async def publish(self) -> None:
-        """Publish the fixed allowance for a while; run it every PUBLISH_INTERVAL_S."""
-        for bucket in self._in_order():
+        """Publish the fixed allowance for a while; run it every PUBLISH_INTERVAL_S.
+
+        Only one bucket may have it, or the fleet would start twice as much: whoever reaches Redis says so
+        in PostgreSQL, with an epoch that is ahead of the clock; the row takes the allowance only when
+        nobody has said so for as long as Redis would still grant it.
+        """
+        now_s = int(time.time())
+        ceiling = {"allowance_per_s": self.governor.ceiling_per_s, "ttl_s": PUBLISHED_FOR_S}
+        if self.primary in self._in_order():
             try:
-                await bucket.publish(
-                    allowance_per_s=self.governor.ceiling_per_s, ttl_s=PUBLISHED_FOR_S, epoch=0
-                )
+                await self.primary.publish(**ceiling, epoch=0)
             except BucketUnavailable:
-                self._avoid(bucket)
+                self._avoid(self.primary)
             else:
-                # Only one of the two: with both the fleet would start twice as much.
+                floor = {"allowance_per_s": self.governor.floor_per_s, "ttl_s": PUBLISHED_FOR_S}
+                with suppress(BucketUnavailable):
+                    await self.fallback.publish(**floor, epoch=now_s + math.ceil(PUBLISHED_FOR_S) + 1)
                 return
+        with suppress(BucketUnavailable):
+            await self.fallback.publish(**ceiling, epoch=now_s)
 
     async def take(self, want: int, *, timeout_s: float) -> int:
         """Answer 1..want permits, or 0 when there was none within `timeout_s`.

@@ -18,11 +18,11 @@ from prometheus_client import Counter
 
 from expiry.expire import Wake
 from expiry.settings import Settings
-from expiry.wakeups import Wakeups, score_ms
+from expiry.wakeups import Wakeups, job_id
 
 PAGE_MAX = 5000  # holds read by one statement
 NEAR_S = (1, 60)  # the two stores are compared over deadlines this far ahead
-NEAR_MAX = 10_000  # and up to this many, so that the comparison stays cheap
+NEAR_MAX = 1000  # and the first so many, so that the comparison stays cheap
 
 PROMOTED = Counter("expiry_promoted", "Wake-ups that the promoter brought to Redis.")
 RESCANS = Counter("expiry_promoter_rescans", "Scans for wake-ups that Redis should have had.", ["reason"])
@@ -37,11 +37,6 @@ HELD_BETWEEN = """
 SELECT id, generation, expires_at FROM holds
  WHERE state = 'held' AND next_attempt_at IS NULL AND (expires_at, id) > ($1, $2) AND expires_at <= $3
  ORDER BY expires_at, id LIMIT $4
-"""
-COUNT_BETWEEN = """
-SELECT count(*) FROM (SELECT FROM holds
-                       WHERE state = 'held' AND next_attempt_at IS NULL AND expires_at > $1 AND expires_at <= $2
-                       ORDER BY expires_at LIMIT $3) h
 """
 _LAST_ID = UUID(int=2**128 - 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,7 +62,8 @@ class Promoter:
         if not reason and await self._fewer(now):
             # Part of the set was lost. What is near is mended now, the rest when it comes near.
             reason = "fewer"
-            queued += await self._promote(now, now + timedelta(seconds=NEAR_S[1]))
+            since = _EPOCH if self.settings.mode == "queue" else now
+            queued += await self._promote(since, now + timedelta(seconds=NEAR_S[1]))
         if reason:
             RESCANS.labels(reason).inc()
         PROMOTED.inc(queued)
@@ -112,12 +108,15 @@ class Promoter:
         await cast("Awaitable[int]", self.wakeups.redis.hset(self._marker, mapping=marker))
 
     async def _fewer(self, now: datetime) -> bool:
-        """Whether Redis knows of fewer near deadlines than PostgreSQL (counted first) does."""
-        whole = now.replace(microsecond=now.microsecond // 1000 * 1000)
-        low, high = (whole + timedelta(seconds=s) for s in NEAR_S)
-        held = await self.pool.fetchval(COUNT_BETWEEN, low, high, NEAR_MAX)
-        known = await self.wakeups.redis.zcount(self.wakeups.queue, f"({score_ms(low)}", score_ms(high))
-        return int(known) < int(held)
+        """Whether Redis lacks any of the next deadlines (of all overdue ones too, where there is no sweep)."""
+        low, high = (now + timedelta(seconds=s) for s in NEAR_S)
+        if self.settings.mode == "queue":
+            low = _EPOCH
+        rows = await self.pool.fetch(HELD_BETWEEN, low, _LAST_ID, high, NEAR_MAX)
+        if not rows:
+            return False
+        ids = [job_id(Wake(r["id"], r["generation"])) for r in rows]
+        return None in await self.wakeups.redis.zmscore(self.wakeups.queue, ids)
 
     async def _run_id(self) -> str:
         info = await self.wakeups.redis.info("server")

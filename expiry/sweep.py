@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -16,7 +16,8 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
-from expiry.permits import Permits, batch_size
+from expiry.loops import rest
+from expiry.permits import GATHER_S, Permits, batch_size
 from expiry.settings import Settings
 
 RECOVERED = Counter("expiry_sweep_recovered", "Holds that the sweep expired.")
@@ -29,12 +30,13 @@ PERMIT_WAIT_S_MAX = 1.0  # a pass looks at stop and pause at least this often
 
 log = structlog.get_logger()
 
+CLOCK = "SELECT clock_timestamp()"
 # Overdue by more than the grace, after the cursor. Indexes: holds_due, dead_letters_unresolved (a row that
 # refuses every UPDATE is known as dead there only).
 DUE_PAGE = """
 SELECT h.id, h.generation, h.expires_at AS due_at FROM holds h
  WHERE h.state = 'held' AND h.next_attempt_at IS NULL
-   AND h.expires_at <= statement_timestamp() - $1::double precision * interval '1 second'
+   AND h.expires_at <= $1::timestamptz
    AND (h.expires_at, h.id) > ($2, $3)
    AND NOT EXISTS (SELECT FROM dead_letters d
                     WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')
@@ -44,7 +46,7 @@ SELECT h.id, h.generation, h.expires_at AS due_at FROM holds h
 BACKED_OFF_PAGE = """
 SELECT id, generation, next_attempt_at AS due_at FROM holds
  WHERE state = 'held' AND next_attempt_at IS NOT NULL
-   AND next_attempt_at <= statement_timestamp() - least($1::double precision, 0) * interval '1 second'
+   AND next_attempt_at <= $1::timestamptz
    AND (next_attempt_at, id) > ($2, $3)
  ORDER BY next_attempt_at, id LIMIT $4
 """
@@ -68,18 +70,23 @@ class Sweep:
         then has ended.
         """
         tally: Tally[str] = Tally()
-        for page in (DUE_PAGE, BACKED_OFF_PAGE):
-            await self._walk(page, tally)
+        # A pass has an end: what becomes due meanwhile is the next one's, or what is contended would wait
+        # until nothing becomes due any more.
+        now: datetime = await self.pool.fetchval(CLOCK)
+        await self._walk(DUE_PAGE, now - timedelta(seconds=self.settings.grace_s), tally)
+        await self._walk(BACKED_OFF_PAGE, now, tally)
         LEFT_OVER.set(tally["contended"] + tally["failed"])
         if tally:
             log.info("sweep.finished", **tally)
         return tally
 
-    async def _walk(self, page: str, tally: Tally[str]) -> None:
+    async def _walk(self, page: str, until: datetime, tally: Tally[str]) -> None:
         cursor = _START
         size = batch_size(self.settings.batch_max, self.permits.governor.ceiling_per_s)
+        rows: list[asyncpg.Record] = []
         while not self.stop.is_set() and not self.paused():
-            rows = await self.pool.fetch(page, self.settings.grace_s, *cursor, size)
+            if not rows:
+                rows = await self.pool.fetch(page, until, *cursor, size)
             if not rows:
                 return
             # Permits are for holds that are there: an idle sweep takes none from the workers.
@@ -90,6 +97,9 @@ class Sweep:
             outcomes = await self._expire(rows[:granted])
             tally.update(o.kind for o in outcomes)
             cursor = (rows[granted - 1]["due_at"], rows[granted - 1]["id"])
+            rows = rows[granted:]
+            if rows:  # short of permits: let a batch of them gather
+                await rest(self.stop, GATHER_S)
 
     async def _expire(self, rows: list[asyncpg.Record]) -> list[Outcome]:
         wakes = [Wake(r["id"], r["generation"]) for r in rows]

@@ -20,7 +20,7 @@ from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from expiry.expire import Wake
 from expiry.holds import Conn, Hold
@@ -120,7 +120,7 @@ class Wakeups:
             args: list[Any] = [BODY, BODY_OUTLIVES_MS]
             for wake, expires_at in wakes[first : first + BULK_MAX]:
                 args += (job_id(wake), score_ms(expires_at))
-            queued += sum(await self._enqueue(keys=[self.queue], args=args))
+            queued += sum(await self._call(self._enqueue, [self.queue], args))
         duplicate = len(wakes) - queued
         ENQUEUED.labels("queued").inc(queued)
         ENQUEUED.labels("duplicate").inc(duplicate)
@@ -132,9 +132,10 @@ class Wakeups:
         `skew_ms`: the database's clock minus Redis's. Raises what redis-py raises; what was claimed by
         a call whose answer was lost comes again by itself.
         """
-        answer = await self._claim(
-            keys=[self.queue, self.bucket_key, self.aside],
-            args=[want, self._lease_ms, f"{skew_ms:.3f}", self._floor],
+        answer = await self._call(
+            self._claim,
+            [self.queue, self.bucket_key, self.aside],
+            [want, self._lease_ms, f"{skew_ms:.3f}", self._floor],
         )
         now_ms, wait_us, allowance, aside, head = answer[:5]
         ids, scores = answer[5::2], [float(s) for s in answer[6::2]]
@@ -158,7 +159,15 @@ class Wakeups:
         args: list[Any] = [self._floor, refund, len(done), *done]
         for id_, score in again:
             args += (f"{score:.0f}", id_)
-        await self._settle(keys=[self.queue, self.bucket_key], args=args)
+        await self._call(self._settle, [self.queue, self.bucket_key], args)
+
+    async def _call(self, script: Any, keys: list[str], args: list[Any]) -> Any:  # noqa: ANN401 - redis-py's
+        try:
+            return await script(keys=keys, args=args)
+        except ReadOnlyError:
+            # It was the primary when we connected. The name may lead to another by now: connect anew.
+            await self.redis.connection_pool.disconnect(inuse_connections=False)
+            raise
 
     async def depth(self) -> int:
         """Answer how many wake-ups are in the set."""

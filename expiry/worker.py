@@ -25,7 +25,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from expiry import loops
 from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
-from expiry.permits import batch_size
+from expiry.permits import GATHER_S, batch_size
 from expiry.settings import Settings
 from expiry.telemetry import LOOP_LAST
 from expiry.wakeups import Again, Claim, Wakeups, deserialize, parse, serialize
@@ -54,28 +54,35 @@ log = structlog.get_logger()
 class Skew:
     """Learns the database's clock minus Redis's from what statements report.
 
-    A sample is the database's time when the batch ended minus Redis's at the claim and the time that
-    passed here since the answer: too small by the travel times, never too large. The largest of the
-    last samples is closest, and claiming by it is never early.
+    The database's clock was read after Redis's, by at least nothing and at most what passed here from
+    before the claim until after the commit: each batch says that the difference lies between two bounds,
+    the last batches together that it lies between the closest of them. Only what cannot be explained by
+    travel, stalls and slow commits is a difference; then the lower bound is used, which is never early.
     """
 
     def __init__(self) -> None:
         """Start with clocks that agree."""
-        self._samples: deque[float] = deque(maxlen=SKEW_SAMPLES)
+        self._bounds: deque[tuple[float, float]] = deque(maxlen=SKEW_SAMPLES)
         self.ms = 0.0
 
-    def learn(self, *, database_ms: float, claimed_ms: float, elapsed_ms: float) -> None:
-        """Take in one batch; `claimed_ms` already holds the skew assumed then."""
-        self._samples.append(database_ms - (claimed_ms - self.ms) - elapsed_ms)
-        best = max(self._samples)
-        self.ms = best if abs(best) >= SKEW_MS_MIN else 0.0
+    def learn(self, *, database_ms: float, redis_ms: float, elapsed_ms: float) -> None:
+        """Take in one batch: both clocks as they were read, and the time from before the first to after both."""
+        latest = (database_ms - redis_ms - elapsed_ms, database_ms - redis_ms)
+        self._bounds.append(latest)
+        low, high = max(b[0] for b in self._bounds), min(b[1] for b in self._bounds)
+        if low > high:  # a clock was set: what was known before is void
+            self._bounds.clear()
+            self._bounds.append(latest)
+            low, high = latest
+        self.ms = low if low >= SKEW_MS_MIN or high <= -SKEW_MS_MIN else 0.0
         SKEW.set(self.ms / 1000)
 
 
 @dataclass(slots=True)
 class _Batch:
     claim: Claim
-    claimed_at_s: float  # monotonic
+    asked_at_s: float  # monotonic, before the claim
+    skew_ms: float  # assumed by the claim
 
 
 class GovernedWorker(Worker):
@@ -111,9 +118,10 @@ class GovernedWorker(Worker):
         self._settings = settings
         self._is_paused = paused
         self._stop = stop or asyncio.Event()
+        self._nudge = asyncio.Event()  # a settle put something back: a wake-up, or a permit
         self._slots = asyncio.Semaphore(settings.batches_in_flight_max)
         self._in_flight: dict[int, Claim] = {}
-        self._backoff = loops.Backoff()
+        self._backoffs = {"redis": loops.Backoff(), "database": loops.Backoff(), "bug": loops.Backoff()}
         self._away_until_s = 0.0
         self._skew = Skew()
         self._allowance_per_s = 1e9  # until the first claim says
@@ -121,6 +129,7 @@ class GovernedWorker(Worker):
 
     async def main(self) -> None:
         """Claim, expire, settle until asked to stop; survives both stores."""
+        self.ctx["redis"] = self.pool
         if self.on_startup:
             await self.on_startup(self.ctx)
         async with asyncio.TaskGroup() as batches:
@@ -157,19 +166,23 @@ class GovernedWorker(Worker):
         if self._is_paused():
             await loops.rest(self._stop, PEEK_S)
             return
-        await loops.rest(self._stop, self._away_until_s - time.monotonic())
         await self._slots.acquire()
         handed_on = False
         try:
+            # After the slot: the batch that gave it back may have failed.
+            await loops.rest(self._stop, self._away_until_s - time.monotonic())
             if self._stop.is_set():
                 return
+            self._nudge.clear()  # what was put back before the claim is seen by it
+            asked_at_s, skew_ms = time.monotonic(), self._skew.ms
             claim = await self._wakeups.claim(
-                batch_size(self._settings.batch_max, self._allowance_per_s), skew_ms=self._skew.ms
+                batch_size(self._settings.batch_max, self._allowance_per_s), skew_ms=skew_ms
             )
+            self._backoffs["redis"].succeeded()
             self._allowance_per_s = claim.allowance_per_s
             LOOP_LAST.labels("worker").set_to_current_time()
             if claim.wakes:
-                batches.create_task(self._finish(_Batch(claim, time.monotonic())))
+                batches.create_task(self._finish(_Batch(claim, asked_at_s, skew_ms)))
                 handed_on = True
         except Exception as error:  # noqa: BLE001 - the edge of the loop
             self._back_off(error)
@@ -187,11 +200,13 @@ class GovernedWorker(Worker):
             wait_s = claim.permit_wait_s
             if wait_s:
                 THROTTLED.inc()
+                # Let a batch of permits gather, or each statement would be for the one that just came.
+                wait_s = max(wait_s, GATHER_S)
         else:
             wait_s = (claim.head_ms - claim.now_ms) / 1000
         wait_s = min(wait_s, PEEK_S)
         if wait_s > REST_S_MIN:
-            await loops.rest(self._stop, wait_s)
+            await loops.rest_any((self._stop, self._nudge), wait_s)
 
     async def _finish(self, batch: _Batch) -> None:
         claim = batch.claim
@@ -200,7 +215,7 @@ class GovernedWorker(Worker):
         try:
             async with self._database.acquire() as conn:
                 outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
-            self._backoff.succeeded()
+            self._backoffs["database"].succeeded()
             await self._settle(batch, outcomes)
         except Exception as error:  # noqa: BLE001 - the edge of the loop
             wait_s = self._back_off(error)
@@ -212,10 +227,12 @@ class GovernedWorker(Worker):
 
     async def _settle(self, batch: _Batch, outcomes: list[Outcome]) -> None:
         claim = batch.claim
-        elapsed_s = time.monotonic() - batch.claimed_at_s
+        elapsed_s = time.monotonic() - batch.asked_at_s
         if outcomes[0].kind not in ("failed", "dead"):  # those tell another statement's time
             self._skew.learn(
-                database_ms=outcomes[0].at_ms, claimed_ms=claim.now_ms, elapsed_ms=elapsed_s * 1000
+                database_ms=outcomes[0].at_ms,
+                redis_ms=claim.now_ms - batch.skew_ms,
+                elapsed_ms=elapsed_s * 1000,
             )
         done: list[bytes] = []
         again: list[Again] = []
@@ -229,7 +246,9 @@ class GovernedWorker(Worker):
         refund = sum(o.kind in NOT_STARTED for o in outcomes)
         # Acknowledged after the commit: a settle that is lost means a second, empty look.
         await self._wakeups.settle(done=done, again=again, refund=refund)
-        CLAIM_AGE.observe(time.monotonic() - batch.claimed_at_s)
+        if again or refund:
+            self._nudge.set()
+        CLAIM_AGE.observe(time.monotonic() - batch.asked_at_s)
         log.info(
             "batch.settled",
             holds=len(outcomes),
@@ -253,7 +272,7 @@ class GovernedWorker(Worker):
         self._in_flight.clear()
 
     def _back_off(self, error: Exception) -> float:
-        wait_s = self._backoff.failed()
+        wait_s = self._backoffs[loops.kind_of(error)].failed()
         self._away_until_s = time.monotonic() + wait_s
         loops.note_failure("worker", error, retry_in_s=wait_s)
         return wait_s

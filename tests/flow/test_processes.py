@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from tests.commands import Running, ask, explained, invoke, place, prints, started
 from tests.faults import gate_shut
-from tests.fleet import Pool, assert_kept, expired, lags_ms, overdue, states
+from tests.fleet import Pool, assert_kept, expired, holds_true, lags_ms, overdue, states
 from tests.helpers import eventually
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -81,6 +81,15 @@ async def test_a_hold_placed_over_http_is_ended_by_the_worker(pool: Pool, stores
         status, took_s = await it.worker.stop(signal.SIGINT)
         assert status == 0
         assert took_s < 2
+
+
+async def test_the_log_has_the_form_that_is_asked_for(stores: dict[str, str]) -> None:
+    """An option counts more than the environment; console is for people, json for collectors."""
+    forms = {"EXPIRY_LOG_FORMAT": "json", "EXPIRY_API_PORT": "0"}
+    async with started("api", "--log-format", "console", **stores, **forms) as running:
+        await eventually(holds_true(lambda: "api.listening" in running.said))
+        assert not running.said.startswith("{")
+        assert (await running.stop())[0] == 0
 
 
 OVERDUE = "SELECT bool_and(expires_at < clock_timestamp() - interval '1.5 s') FROM holds"
