@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -199,3 +200,20 @@ async def test_a_log_is_replayed_and_checked(pool: Pool, stores: dict[str, str],
         broken = str(tmp_path / "broken.csv")
         ended = await asyncio.to_thread(invoke, "replay", broken, *options, **environment)
         explained(ended, f"{broken}, line 4: event_time is '2025-11-28 tea time': write it like")
+
+
+# --- demo
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_demo_can_be_interrupted(
+    pool: Pool, stores: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    """In the middle of the rush it ends at once, quietly, and leaves no file."""
+    urls = ("--database-url", stores["EXPIRY_DATABASE_URL"], "--redis-url", stores["EXPIRY_REDIS_URL"])
+    async with started("demo", *urls, TMPDIR=str(tmp_path)) as running:
+        await eventually(lambda: pool.fetchval("SELECT count(*) > 50 FROM holds"), within_s=20)
+        status, took_s = await running.stop(number)
+        assert (status, running.said) == (130, "")
+        assert took_s < 5
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - a Path has no method that may block here
