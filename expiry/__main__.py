@@ -36,7 +36,9 @@ app = typer.Typer(
     add_completion=False,
 )
 keys_app = typer.Typer(help="Keys for the HTTP API.", no_args_is_help=True)
-letters_app = typer.Typer(help="Holds that could not be expired by their own fault.", no_args_is_help=True)
+letters_app = typer.Typer(
+    help="Holds whose expiry failed for good: list, replay, discard.", no_args_is_help=True
+)
 app.add_typer(keys_app, name="keys")
 app.add_typer(letters_app, name="dead-letters")
 
@@ -62,9 +64,10 @@ def dev_command(
     redis_url: RedisUrl = None,
     log_format: LogFormat = None,
 ) -> None:
-    """Run everything in one process: API, worker, promoter, sweep, on embedded servers.
+    """Run everything here, on embedded servers, until Ctrl-C.
 
-    DATA_DIR/dev.json says where it listens and which keys it takes. Ctrl-C stops it; the data stay.
+    API, worker, promoter, sweep and pruning in one process. DATA_DIR/dev.json says where it listens and
+    which keys it takes. The data stay.
     """
     given = _given(database_url=database_url, redis_url=redis_url, log_format=log_format, api_port=port)
     with _explained():
@@ -82,7 +85,10 @@ def demo(
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Replay a shop's day with a promotion burst against the whole service, watch it, and check it."""
+    """Replay a shop's day against it all, watch it, check it.
+
+    A promotion burst makes many carts expire together. Takes about a minute.
+    """
     given = _given(database_url=database_url, redis_url=redis_url, api_port=0, log_level="error")
     with (
         _explained(),
@@ -97,19 +103,26 @@ def demo(
 
 @app.command("api")
 def api_command(*, log_format: LogFormat = None) -> None:
-    """Run the HTTP API."""
+    """Run the HTTP API.
+
+    Needs EXPIRY_DATABASE_URL and EXPIRY_REDIS_URL; run `expiry migrate` once before.
+    """
     _serve(api=True, background=False, log_format=log_format)
 
 
 @app.command()
 def worker(*, log_format: LogFormat = None) -> None:
-    """Run the loops: worker, promoter, sweep, prune (each can be turned off by its setting)."""
+    """Run the loops: worker, promoter, sweep, prune.
+
+    Needs EXPIRY_DATABASE_URL and EXPIRY_REDIS_URL; run `expiry migrate` once before. Each loop can be turned
+    off by its setting.
+    """
     _serve(api=False, background=True, log_format=log_format)
 
 
 @app.command()
 def migrate() -> None:
-    """Create the schema in the database, or complete it; safe to repeat and to run in parallel."""
+    """Create or complete the schema; safe to repeat."""
     with _explained():
         _run(_with_database(_settings(), schema.apply, check=False))
         typer.echo(f"The schema has version {schema.VERSION}.")
@@ -117,7 +130,7 @@ def migrate() -> None:
 
 @app.command("doctor")
 def doctor_command(*, as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
-    """Check the promises that leave a trace in rows; exit status 1 if one is broken."""
+    """Check every promise in the database; status 1 if broken."""
     with _explained():
         settings = _settings()
 
@@ -151,7 +164,10 @@ def replay_command(
     ] = "http://127.0.0.1:8080",
     api_key: Annotated[str, typer.Option(envvar="EXPIRY_API_KEY", help="A tenant key.")] = "",
 ) -> None:
-    """Replay a shop's event log (carts, removals, purchases) against a running API, then check it."""
+    """Replay a shop's event log against a running API.
+
+    Carts, removals and purchases of a CSV file; then the report and every check of `expiry doctor`.
+    """
     with _explained():
         settings = _settings()
         if not api_key:

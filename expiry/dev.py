@@ -58,6 +58,11 @@ async def run(settings: Settings, governor: GovernorSettings, data_dir: Path, *,
         stop.set()
         await running
         raise
+    print(  # noqa: T201 - for the person at the terminal; events go to the log
+        f"expiry: API at http://{settings.api_host}:{port}, its key in {data_dir / 'dev.json'}. "
+        "Ctrl-C stops it; the data stay.",
+        flush=True,
+    )
     await running
 
 

@@ -189,4 +189,7 @@ def render(findings: Sequence[Finding]) -> RenderableType:
     examples = (
         Text(f"✗ {f.check.promise}  {example}", style="red") for f in findings for example in f.examples
     )
-    return Group(table, *examples)
+    checked = [f for f in findings if f.check.promise]
+    kept = sum(f.ok for f in checked)
+    verdict = Text(f"{kept} of {len(checked)} checks passed.", style="green" if healthy(findings) else "red")
+    return Group(table, *examples, verdict)

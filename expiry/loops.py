@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import asyncpg
@@ -29,13 +30,23 @@ class Backoff:
     def __init__(self) -> None:
         """Start without a failure."""
         self._failures = 0
+        self._first_s = self._last_s = 0.0  # monotonic, of the failures in a row
 
     def succeeded(self) -> None:
         """Forget the failures."""
         self._failures = 0
 
+    def failing_s(self) -> float:
+        """Answer for how long it has been failing, s; 0 when the last failure is so old that it tells nothing."""
+        if not self._failures or time.monotonic() - self._last_s > 2 * BACKOFF_S_MAX:
+            return 0.0
+        return self._last_s - self._first_s
+
     def failed(self) -> float:
         """Answer how long to wait now, s."""
+        self._last_s = time.monotonic()
+        if not self._failures:
+            self._first_s = self._last_s
         self._failures = min(self._failures + 1, 10)
         jitter = random.uniform(0.5, 1)  # noqa: S311 - spreads retries
         return min(0.1 * 2.0 ** (self._failures - 1), BACKOFF_S_MAX) * jitter
@@ -86,9 +97,10 @@ async def run(
     interval_s: float,
     stop: asyncio.Event,
     pauses: "Pauses",
+    backoff: Backoff | None = None,
 ) -> None:
     """Run `tick` every `interval_s` until asked to stop; a failure backs off and never ends the loop."""
-    backoff = Backoff()
+    backoff = backoff or Backoff()
     while not stop.is_set():
         wait_s = interval_s
         if not pauses.paused(name):

@@ -67,7 +67,7 @@ class Promoter:
         if reason:
             RESCANS.labels(reason).inc()
         PROMOTED.inc(queued)
-        if queued or reason:
+        if queued or reason == "fewer":
             log.info("slice.promoted", queued=queued, rescan=reason)
         return queued
 

@@ -95,6 +95,7 @@ class Service:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _worker: GovernedWorker | None = field(default=None, init=False)
     _started_s: float = field(default_factory=time.monotonic, init=False)
+    _backoffs: dict[str, loops.Backoff] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Start all parts, keep them running, and stop them within the grace period."""
@@ -118,6 +119,8 @@ class Service:
             pauses = loops.Pauses(loops_pool)
             if self.background:  # a process that starts during a pause must not work until its first look
                 await pauses.look()
+            changed = self.settings.model_dump(mode="json", exclude_defaults=True)
+            log.info("service.started", role=self.role, mode=self.settings.mode, changed=changed)
             for name, part in self._parts(pool, loops_pool, wakeups, pauses).items():
                 self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
             await self._until_stopped()
@@ -177,7 +180,10 @@ class Service:
         parts: dict[str, Callable[[], Awaitable[None]]] = {}
 
         def every(name: str, interval_s: float, tick: Callable[[], Awaitable[object]]) -> None:
-            parts[name] = lambda: loops.run(name, tick, interval_s=interval_s, stop=stop, pauses=pauses)
+            backoff = self._backoffs[name] = loops.Backoff()
+            parts[name] = lambda: loops.run(
+                name, tick, interval_s=interval_s, stop=stop, pauses=pauses, backoff=backoff
+            )
 
         if wakeups is not None and settings.worker_enabled:
             parts["worker"] = lambda: self._work(pool, wakeups, pauses)
@@ -243,12 +249,17 @@ class Service:
 
     def _troubles(self) -> Mapping[str, str]:
         """Say what keeps this process from being ready, apart from the stores."""
-        if self._worker is None:
-            return {}
-        silent_s = time.monotonic() - max(self._worker.last_round_s, self._started_s)
-        if silent_s > SILENT_S_MAX:
-            return {"worker": f"has not looked at its queue for {silent_s:.0f} s"}
-        return {}
+        troubles = {}
+        backoffs = list(self._backoffs.items())
+        if self._worker is not None:
+            backoffs += [("worker", backoff) for backoff in self._worker.backoffs.values()]
+            silent_s = time.monotonic() - max(self._worker.last_round_s, self._started_s)
+            if silent_s > SILENT_S_MAX:
+                troubles["worker"] = f"has not looked at its queue for {silent_s:.0f} s"
+        for name, backoff in backoffs:
+            if backoff.failing_s() > SILENT_S_MAX:
+                troubles[name] = f"has been failing for {backoff.failing_s():.0f} s"
+        return troubles
 
 
 async def _pass_on(event: asyncio.Event, to: asyncio.Event) -> None:

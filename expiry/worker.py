@@ -121,7 +121,7 @@ class GovernedWorker(Worker):
         self._nudge = asyncio.Event()  # a settle put something back: a wake-up, or a permit
         self._slots = asyncio.Semaphore(settings.batches_in_flight_max)
         self._in_flight: dict[int, Claim] = {}
-        self._backoffs = {"redis": loops.Backoff(), "database": loops.Backoff(), "bug": loops.Backoff()}
+        self.backoffs = {"redis": loops.Backoff(), "database": loops.Backoff(), "bug": loops.Backoff()}
         self._away_until_s = 0.0
         self._skew = Skew()
         self._allowance_per_s = 1e9  # until the first claim says
@@ -178,7 +178,7 @@ class GovernedWorker(Worker):
             claim = await self._wakeups.claim(
                 batch_size(self._settings.batch_max, self._allowance_per_s), skew_ms=skew_ms
             )
-            self._backoffs["redis"].succeeded()
+            self.backoffs["redis"].succeeded()
             self._allowance_per_s = claim.allowance_per_s
             LOOP_LAST.labels("worker").set_to_current_time()
             if claim.wakes:
@@ -215,7 +215,7 @@ class GovernedWorker(Worker):
         try:
             async with self._database.acquire() as conn:
                 outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
-            self._backoffs["database"].succeeded()
+            self.backoffs["database"].succeeded()
             await self._settle(batch, outcomes)
         except Exception as error:  # noqa: BLE001 - the edge of the loop
             wait_s = self._back_off(error)
@@ -272,7 +272,7 @@ class GovernedWorker(Worker):
         self._in_flight.clear()
 
     def _back_off(self, error: Exception) -> float:
-        wait_s = self._backoffs[loops.kind_of(error)].failed()
+        wait_s = self.backoffs[loops.kind_of(error)].failed()
         self._away_until_s = time.monotonic() + wait_s
         loops.note_failure("worker", error, retry_in_s=wait_s)
         return wait_s

@@ -7,7 +7,7 @@
 --
 -- Every operation returns (outcome, wait_us, state). floor_per_s is the caller's own setting;
 -- without now_us it reads TIME itself. One hash per bucket; one HMGET and at most one HSET per
--- operation. bucket.py has the same arithmetic in Python and in SQL, step by step.
+-- operation. bucket.py has the same arithmetic in Python, bucket_postgres.py in SQL, step by step.
 --
 -- Units: rates in milli-permits/s, times in µs, tokens and debt in nano-permits, which is
 -- milli-permits/s x µs. A refill is a product of integers, never a fraction, and every number kept

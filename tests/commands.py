@@ -68,7 +68,7 @@ class Running:
 
     async def api(self) -> str:
         """Wait until it listens, and return its URL."""
-        return f"http://127.0.0.1:{(await self.event('api.listening'))['port']}"
+        return f"http://127.0.0.1:{(await self.event('http.listening'))['port']}"
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         """Send the signal; return the exit status and the seconds that it took."""

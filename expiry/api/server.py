@@ -1,6 +1,7 @@
 """Serve an application until told to stop, and let running requests finish."""
 
 import asyncio
+import os
 
 import structlog
 from aiohttp import web
@@ -31,11 +32,13 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise SetupError(
-                f"Cannot listen on {host}:{port} ({error.strerror}): free it or choose another port."
+                f"Cannot listen on {host}:{port} ({reason}): free it, or choose another port or host "
+                "(--port, EXPIRY_API_PORT, EXPIRY_METRICS_PORT, EXPIRY_API_HOST)."
             ) from error
         actual = runner.addresses[0][1]
-        log.info("api.listening", host=host, port=actual)
+        log.info("http.listening", host=host, port=actual)
         if bound is not None and not bound.done():
             bound.set_result(actual)
         await stop.wait()

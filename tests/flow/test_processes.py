@@ -88,7 +88,7 @@ async def test_the_log_has_the_form_that_is_asked_for(stores: dict[str, str]) ->
     """An option counts more than the environment; console is for people, json for collectors."""
     forms = {"EXPIRY_LOG_FORMAT": "json", "EXPIRY_API_PORT": "0"}
     async with started("api", "--log-format", "console", **stores, **forms) as running:
-        await eventually(holds_true(lambda: "api.listening" in running.said))
+        await eventually(holds_true(lambda: "http.listening" in running.said))
         assert not running.said.startswith("{")
         assert (await running.stop())[0] == 0
 

@@ -214,3 +214,27 @@ async def test_session_settings_stay_away_from_a_pooler(
     async with await connect_database(settings.model_copy(update=changed), "test") as pool:
         assert await pool.fetchval("SHOW statement_timeout") == longest
         assert await pool.fetchval("SHOW application_name") == "expiry-test"
+
+
+async def test_it_is_not_ready_while_nothing_can_expire(
+    pool: Pool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that looks at its queue and fails each time is named, and no longer once it works again."""
+    monkeypatch.setattr(service, "SILENT_S_MAX", 0.2)
+    rename = "ALTER FUNCTION {}(uuid[], bigint[], text) RENAME TO {}"
+    async with running(settings) as (_, url):
+        await pool.execute(rename.format("expiry_expire", "gone"))
+        await placed(pool, 1, ttl_s=1)
+
+        async def failing() -> bool:
+            status, body = await ask("GET", f"{url}/readyz")
+            return status == 503 and "sweep" in str(body)
+
+        await eventually(failing)
+        await pool.execute(rename.format("gone", "expiry_expire"))
+        await eventually(expired(pool, 1))
+
+        async def ready() -> bool:
+            return (await ask("GET", f"{url}/readyz"))[0] == 200
+
+        await eventually(ready, within_s=20)
