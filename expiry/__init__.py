@@ -13,8 +13,17 @@ deadletters      keeps what fails by its own fault until a person looks
 outbox           holds one event per verb and generation, written with the change
 """
 
-from expiry.errors import ExpiryError
-from expiry.expire import Outcome, Wake, expire
+from expiry.errors import (
+    AlreadyEndedError,
+    BusyError,
+    ExpiryError,
+    GenerationMismatchError,
+    HoldExpiredError,
+    HoldNotFoundError,
+    InsufficientCapacityError,
+    LimitReachedError,
+    OutOfRangeError,
+)
 from expiry.holds import (
     Hold,
     Item,
@@ -28,20 +37,29 @@ from expiry.holds import (
     renew,
     return_,
 )
+from expiry.resources import declare
+from expiry.settings import Settings
 from expiry.wakeups import Wakeups, connect_redis, transaction
 
 __all__ = [
+    "AlreadyEndedError",
+    "BusyError",
     "ExpiryError",
+    "GenerationMismatchError",
     "Hold",
+    "HoldExpiredError",
+    "HoldNotFoundError",
+    "InsufficientCapacityError",
     "Item",
-    "Outcome",
+    "LimitReachedError",
+    "OutOfRangeError",
     "Placement",
-    "Wake",
+    "Settings",
     "Wakeups",
     "Wanted",
     "confirm",
     "connect_redis",
-    "expire",
+    "declare",
     "get",
     "place",
     "place_many",

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -26,6 +28,10 @@ from expiry.wakeups import connect_redis
 from governor import GovernorSettings
 
 T = TypeVar("T")
+_KNOWN_NAMES = {f"EXPIRY_{name.upper()}" for name in Settings.model_fields} | {
+    "EXPIRY_API_URL",
+    "EXPIRY_API_KEY",
+}
 EXIT_SETUP = 2  # the user can mend it; the message says how
 
 app = typer.Typer(
@@ -129,16 +135,21 @@ def migrate() -> None:
 
 
 @app.command("doctor")
-def doctor_command(*, as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+def doctor_command(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    since: Annotated[datetime | None, typer.Option(help="Look at holds since then only (UTC).")] = None,
+) -> None:
     """Check every promise in the database; status 1 if broken."""
     with _explained():
         settings = _settings()
+        from_ = since and since.replace(tzinfo=UTC)
 
         async def examine(conn: Conn) -> list[doctor.Finding]:
             if not settings.queue_used:
-                return await doctor.examine(conn, since=None, settings=settings)
+                return await doctor.examine(conn, since=from_, settings=settings)
             async with connect_redis(settings) as redis:
-                return await doctor.examine(conn, since=None, settings=settings, redis=redis)
+                return await doctor.examine(conn, since=from_, settings=settings, redis=redis)
 
         findings = _run(_with_database(settings, examine))
     if as_json:
@@ -333,6 +344,8 @@ def _given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - settings by name
 
 def _settings(**overrides: Any) -> Settings:  # noqa: ANN401 - settings by name
     settings = Settings(**overrides)
+    for name in sorted(n for n in os.environ if n.startswith("EXPIRY_") and n not in _KNOWN_NAMES):
+        print(f"expiry: {name} is no setting and has no effect; README lists them all.", file=sys.stderr)
     set_up_logging(settings.log_format, settings.log_level)
     return settings
 

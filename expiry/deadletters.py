@@ -16,6 +16,12 @@ from expiry.settings import Settings
 WAIT_S_MAX = 300  # between two attempts of one row
 LIST_MAX = 200
 
+# A hold (alias h) that worker and sweep may end once it is due: neither backed off, nor given up though its row
+# refuses to say so. Indexes: holds_due, dead_letters_unresolved.
+IN_REACH = """h.state = 'held' AND h.next_attempt_at IS NULL
+   AND NOT EXISTS (SELECT FROM dead_letters d
+                    WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')"""
+
 # SQLSTATE classes of errors that lie in the row itself: data exception, integrity constraint, PL/pgSQL.
 _ROW_ERRORS = frozenset({"22", "23", "P0"})
 
@@ -81,7 +87,8 @@ async def record_failure(
 ) -> Failure:
     """Note that expiring this hold failed by its own fault, and say when to try again."""
     jitter = random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries, guards nothing
-    text = f"{error.sqlstate}: {error}"[:2000]
+    # Not the error's DETAIL: it quotes the row, and with it what customers wrote.
+    text = f"{error.sqlstate}: {error.args[0]}"[:2000]
     who = (hold_id, generation, error.sqlstate, settings.attempts_max)
     try:
         row = await conn.fetchrow(
@@ -126,7 +133,7 @@ async def list_(
 REPLAY = """
 WITH chosen AS (
     UPDATE dead_letters d SET state = 'replayed', resolved_at = clock_timestamp(), resolved_by = $2
-     WHERE d.id = ANY ($1) AND d.state = 'open' RETURNING d.id, d.hold_id
+     WHERE d.id = ANY ($1) AND d.state IN ('open', 'discarded') RETURNING d.id, d.hold_id
 ), again AS (
     UPDATE holds h SET attempts = 0, next_attempt_at = NULL
      WHERE h.id = ANY (ARRAY(SELECT c.hold_id FROM chosen c)) AND h.state = 'held'
@@ -140,9 +147,9 @@ UPDATE dead_letters d SET state = 'discarded', resolved_at = clock_timestamp(), 
 
 
 async def replay(conn: Conn, ids: Sequence[int], *, by: str) -> list[int]:
-    """Give these open dead letters a fresh set of attempts (the next sweep takes them); note who did.
+    """Give these dead letters, open or discarded, a fresh set of attempts at the next sweep; note who did.
 
-    Answers the ids that were open. Raises HoldNotFoundError when none of them was.
+    Answers the ids that it found. Raises HoldNotFoundError when there was none.
     """
     return await _resolve(conn, REPLAY, ids, by)
 
@@ -158,7 +165,7 @@ async def _resolve(conn: Conn, statement: str, ids: Sequence[int], by: str) -> l
     except asyncpg.PostgresError as error:
         if not lies_in_row(error):
             raise
-        raise ExpiryError(f"the row still refuses any change ({error}): mend that first") from error
+        raise ExpiryError(f"the row still refuses any change ({error.args[0]}): mend that first") from error
     if not done:
         raise HoldNotFoundError("none of these is an open dead letter: list them first")
     return done

@@ -6,11 +6,13 @@ schema.sql. Wake-ups are enqueued after the commit (`expiry.wakeups`); without t
 hold all the same.
 """
 
+import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -32,6 +34,8 @@ QUANTITY_MAX = 1_000_000_000
 DECIMALS_MAX = 6  # of a number of seconds: microseconds
 INT_MAX = 2**31 - 1
 YEAR_MAX = 9998
+METADATA_BYTES_MAX = 8192
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it
 
 PLACED = Counter("expiry_holds_placed", "Holds placed.")
 ENDED = Counter("expiry_holds_ended", "Holds that left `held`, or came back.", ["state"])
@@ -71,6 +75,7 @@ class Hold:
     placed_at: datetime
     expires_at: datetime
     read_at: datetime = field(compare=False)
+    reclaimed: int = field(default=0, compare=False)  # overdue holds that placing this one ended
     ended_at: datetime | None = None
     ended_by: str | None = None
     returned_at: datetime | None = None
@@ -149,7 +154,8 @@ async def place(  # noqa: PLR0913 - a hold has that many properties, all by name
     )
     key = None
     if idempotency_key is not None:
-        key = (idempotency_key, json.dumps(_request(wanted) | {"id": None}, sort_keys=True).encode())
+        body = json.dumps(_request(wanted) | {"id": None}, sort_keys=True)
+        key = (idempotency_key, hashlib.sha256(body.encode()).digest())
     placement = await place_many(conn, [wanted], tenant_id=tenant_id, by=by, key=key)
     return placement.holds[0]
 
@@ -184,6 +190,7 @@ async def place_many(
     holds = [_placed(w, i, tenant_id, placed_at, read_at) for w, i in zip(wanted, ids, strict=True)]
     if outcome == "replayed":
         return Placement(holds, replayed=True)
+    holds[0] = replace(holds[0], reclaimed=detail["reclaimed"])
     PLACED.inc(len(holds))
     RECLAIMED.inc(detail["reclaimed"])
     ENDED.labels("expired").inc(detail["reclaimed"])
@@ -325,12 +332,13 @@ def _request(wanted: Wanted) -> dict[str, Any]:
         raise errors.OutOfRangeError(f"a hold takes 1 to {ITEMS_MAX} resources, none of them twice")
     for item in wanted.items:
         _check_text("resource_id", item.resource_id)
-        if not 1 <= item.quantity <= QUANTITY_MAX:
+        if type(item.quantity) is not int or not 1 <= item.quantity <= QUANTITY_MAX:
             raise errors.OutOfRangeError(f"quantity is from 1 to {QUANTITY_MAX}")
     for name in ("holder", "external_ref"):
         _check_text(name, getattr(wanted, name))
     if wanted.max_renewals is not None and not 0 <= wanted.max_renewals <= INT_MAX:
         raise errors.OutOfRangeError(f"max_renewals is from 0 to {INT_MAX}")
+    _check_metadata(wanted.metadata)
     lifetime = wanted.max_lifetime_s
     return {
         "id": str(wanted.id),
@@ -345,6 +353,16 @@ def _request(wanted: Wanted) -> dict[str, Any]:
         "max_lifetime_us": None if lifetime is None else _micros(lifetime, "max_lifetime_s"),
         "replaces": None if wanted.replaces is None else str(wanted.replaces),
     }
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    try:
+        text = json.dumps(metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.OutOfRangeError(f"metadata is what JSON can say: {error}") from error
+    if size > METADATA_BYTES_MAX or _NUL.search(text):
+        raise errors.OutOfRangeError(f"metadata is JSON of at most {METADATA_BYTES_MAX} bytes, without NUL")
 
 
 def _check_text(name: str, text: str | None) -> None:

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from expiry.deadletters import IN_REACH
 from expiry.loops import rest
 
 WIDTH = 80
@@ -72,10 +73,9 @@ SELECT o.xid::text AS xid, o.id, CASE WHEN o.type = 'hold.expired' THEN o.hold_i
  ORDER BY o.xid, o.id LIMIT $3
 """
 NEXT_XID = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
-OVERDUE = """
+OVERDUE = f"""
 SELECT count(*), extract(epoch FROM clock_timestamp())::double precision AS now_s
-  FROM (SELECT FROM holds WHERE state = 'held' AND next_attempt_at IS NULL
-           AND expires_at <= statement_timestamp() LIMIT $1) h
+  FROM (SELECT FROM holds h WHERE {IN_REACH} AND h.expires_at <= statement_timestamp() LIMIT $1) o
 """
 
 

@@ -3,6 +3,7 @@
 import asyncpg
 from prometheus_client import Gauge
 
+from expiry.deadletters import IN_REACH
 from expiry.wakeups import Wakeups
 
 COUNT_MAX = 10_000  # a scrape must stay cheap when a million are due
@@ -22,11 +23,11 @@ for _store in ("database", "queue"):
     OLDEST_DUE.labels(_store)
 
 # Indexes: holds_due, holds_backed_off, dead_letters_unresolved.
-BACKLOG = """
-SELECT (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NULL
+BACKLOG = f"""
+SELECT (SELECT count(*) FROM (SELECT FROM holds h WHERE {IN_REACH}
                                  AND h.expires_at <= statement_timestamp() LIMIT $1) d) AS due,
        (SELECT extract(epoch FROM statement_timestamp() - min(o.expires_at))::double precision
-          FROM (SELECT h.expires_at FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NULL
+          FROM (SELECT h.expires_at FROM holds h WHERE {IN_REACH}
                  ORDER BY h.expires_at LIMIT 1) o) AS oldest_age_s,
        (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NOT NULL
                                LIMIT $1) b) AS backed_off,

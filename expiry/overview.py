@@ -6,6 +6,7 @@ Every count is bounded and served by an index, so that looking is cheap however 
 from dataclasses import dataclass
 from datetime import datetime
 
+from expiry.deadletters import IN_REACH
 from expiry.holds import Conn
 
 COUNT_MAX = 100_000
@@ -44,7 +45,7 @@ class Overview:
 
 
 # holds_due, holds_backed_off, dead_letters_unresolved, and the newest end of the outbox's primary key.
-OVERVIEW = """
+OVERVIEW = f"""
 WITH event AS MATERIALIZED (
     SELECT o.type, o.occurred_at FROM outbox o ORDER BY o.xid DESC, o.id DESC LIMIT $2
 ), reach AS (
@@ -53,11 +54,11 @@ WITH event AS MATERIALIZED (
       FROM event e
 )
 SELECT clock_timestamp() AS now,
-       (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NULL
+       (SELECT count(*) FROM (SELECT FROM holds h WHERE {IN_REACH}
                                  AND h.expires_at <= statement_timestamp() LIMIT $1) d) AS due,
        (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NOT NULL
                                LIMIT $1) b) AS backed_off,
-       (SELECT h.expires_at FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NULL
+       (SELECT h.expires_at FROM holds h WHERE {IN_REACH}
            AND h.expires_at <= statement_timestamp() ORDER BY h.expires_at LIMIT 1) AS oldest_due_at,
        (SELECT count(*) FROM event e
          WHERE e.type = 'hold.expired' AND e.occurred_at >= r.start) AS expired,

@@ -7,6 +7,8 @@ a bounded scan, and answers one row per thing it looked at: what is wrong with i
 
 from dataclasses import dataclass
 
+from expiry.deadletters import IN_REACH
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -92,9 +94,9 @@ SELECT CASE WHEN t.generation <> h.generation
  WHERE t.type = 'hold.expired'
 """
 
-OVERDUE = """(
+OVERDUE = f"""(
     SELECT h.* FROM holds h
-     WHERE h.state = 'held' AND h.next_attempt_at IS NULL AND h.expires_at <= statement_timestamp()
+     WHERE {IN_REACH} AND h.expires_at <= statement_timestamp()
      ORDER BY h.expires_at, h.id LIMIT $3) h"""
 NOT_FORGOTTEN = f"""
 SELECT CASE WHEN h.expires_at <= statement_timestamp() - $4::double precision * interval '1 second'

@@ -17,7 +17,7 @@ from expiry.permits import Permits
 from expiry.settings import Settings
 
 BATCH_MAX = 500
-BATCHES_MAX = 100  # of one pass and table; the next pass goes on
+BATCH_S_OF_ALLOWANCE = 0.05  # a fifth of the burst: whoever expires meanwhile still finds permits
 KEYS_KEPT_S = 2 * 86_400  # idempotency keys: at least the day that the contract promises
 
 PRUNED = Counter("expiry_pruned_rows", "Rows that left after their retention.", ["table"])
@@ -43,7 +43,10 @@ DELETE FROM outbox o USING (
 """
 PRUNE_DEAD_LETTERS = """
 DELETE FROM dead_letters WHERE id IN (
-    SELECT id FROM dead_letters WHERE resolved_at < $1 ORDER BY id LIMIT $2)
+    SELECT d.id FROM dead_letters d
+     WHERE d.resolved_at < $1
+       AND NOT EXISTS (SELECT FROM holds h WHERE h.id = d.hold_id AND h.state || '' = 'held')
+     ORDER BY d.id LIMIT $2)
 """
 # Index: idempotency_keys_by_age.
 PRUNE_IDEMPOTENCY_KEYS = """
@@ -82,17 +85,12 @@ class Prune:
     async def _holds(self, kept_since: datetime) -> int:
         gone = 0
         before = UUID(int=int(kept_since.timestamp() * 1000) << 80)
-        for _ in range(BATCHES_MAX):
-            granted = await self._granted()
-            if not granted:
-                break
-            rows = await self.pool.fetch(OLD_HOLDS, self._cursor, kept_since, before, BATCH_MAX)
+        while granted := await self._granted():
+            rows = await self.pool.fetch(OLD_HOLDS, self._cursor, kept_since, before, granted)
             self._cursor = rows[-1]["id"] if rows else UUID(int=0)
             old = [row["id"] for row in rows if row["old"]]
-            if old:
-                gone += await self.pool.fetchval(FORGET, old)
-            else:
-                await self.permits.refund(granted)
+            gone += await self.pool.fetchval(FORGET, old) if old else 0
+            await self.permits.refund(granted - len(rows))
             if not rows:
                 break
         PRUNED.labels("holds").inc(gone)
@@ -100,17 +98,13 @@ class Prune:
 
     async def _rows(self, table: str, statement: str, since: datetime) -> int:
         gone = 0
-        for _ in range(BATCHES_MAX):
-            granted = await self._granted()
-            if not granted:
-                break
-            status = await self.pool.execute(statement, since, BATCH_MAX)
+        while granted := await self._granted():
+            status = await self.pool.execute(statement, since, granted)
             deleted = int(status.split()[-1])
             PRUNED.labels(table).inc(deleted)
             gone += deleted
-            if not deleted:
-                await self.permits.refund(granted)
-            if deleted < BATCH_MAX:
+            await self.permits.refund(granted - deleted)
+            if deleted < granted:
                 break
         return gone
 
@@ -118,4 +112,5 @@ class Prune:
         """Take permits for a batch, if there are any at once; what expiry needs is not waited for."""
         if self.stop.is_set() or self.paused():
             return 0
-        return await self.permits.take(BATCH_MAX, timeout_s=0)
+        want = int(self.permits.governor.ceiling_per_s * BATCH_S_OF_ALLOWANCE)
+        return await self.permits.take(max(1, min(BATCH_MAX, want)), timeout_s=0)

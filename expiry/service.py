@@ -30,7 +30,7 @@ from expiry.worker import GovernedWorker
 from governor import GovernorSettings, PostgresBucket, RedisBucket
 
 CONNECT_TIMEOUT_S = 5.0
-BUCKET_ROW = "expire"  # of governor_bucket
+BUCKET_ROW = "fixed"  # of governor_bucket; a controller has a row of its own, for its epochs count leases
 SILENT_S_MAX = 15.0  # a worker that has not looked at its queue for so long is not ready
 
 log = structlog.get_logger()

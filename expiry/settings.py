@@ -37,7 +37,10 @@ class Settings(BaseSettings):
         description="False: start although Redis is away (hybrid mode: the sweep works, wake-ups follow).",
     )
     database_pool_max: int = Field(
-        default=10, ge=2, le=1000, description="Connections to PostgreSQL of one process, at most."
+        default=10,
+        ge=2,
+        le=1000,
+        description="Connections to PostgreSQL, at most; in `expiry dev` twice as many.",
     )
     database_pooler: bool = Field(
         default=False,
@@ -130,11 +133,13 @@ class Settings(BaseSettings):
     retention_s: float = Field(
         default=30 * 86_400,
         ge=86_400,
-        description="Ended holds, their events and idempotency keys are kept this long, s.",
+        le=10 * 365 * 86_400,
+        description="Ended holds and their events are kept this long, s; after that a confirmed hold cannot be "
+        "returned any more. Idempotency keys are kept for two days.",
     )
 
     # --- HTTP
-    api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    api_host: str = Field(default="127.0.0.1", description="Address of the API, and of a worker's metrics.")
     api_port: int = Field(default=8080, ge=0, le=65_535, description="Port of the API; 0 picks a free one.")
     metrics_port: int | None = Field(
         default=None,

@@ -15,6 +15,7 @@ import asyncpg
 import structlog
 from prometheus_client import Counter, Gauge
 
+from expiry.deadletters import IN_REACH
 from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
 from expiry.loops import rest
 from expiry.permits import GATHER_S, Permits, batch_size
@@ -31,15 +32,11 @@ PERMIT_WAIT_S_MAX = 1.0  # a pass looks at stop and pause at least this often
 log = structlog.get_logger()
 
 CLOCK = "SELECT clock_timestamp()"
-# Overdue by more than the grace, after the cursor. Indexes: holds_due, dead_letters_unresolved (a row that
-# refuses every UPDATE is known as dead there only).
-DUE_PAGE = """
+# Overdue by more than the grace, after the cursor. Index: holds_due.
+DUE_PAGE = f"""
 SELECT h.id, h.generation, h.expires_at AS due_at FROM holds h
- WHERE h.state = 'held' AND h.next_attempt_at IS NULL
-   AND h.expires_at <= $1::timestamptz
-   AND (h.expires_at, h.id) > ($2, $3)
-   AND NOT EXISTS (SELECT FROM dead_letters d
-                    WHERE d.hold_id = h.id AND d.kind = 'expire' AND d.state = 'open')
+ WHERE {IN_REACH}
+   AND h.expires_at <= $1::timestamptz AND (h.expires_at, h.id) > ($2, $3)
  ORDER BY h.expires_at, h.id LIMIT $4
 """
 # Rows whose back-off after a failure of their own is over. Index: holds_backed_off.

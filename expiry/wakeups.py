@@ -22,6 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError
 
+from expiry.errors import ExpiryError
 from expiry.expire import Wake
 from expiry.holds import Conn, Hold
 from expiry.settings import Settings
@@ -86,7 +87,7 @@ class Wakeups:
         self.queue = settings.queue
         self.bucket_key = f"{settings.queue}:bucket"
         self.aside = f"{settings.queue}:unknown"
-        self._within_s = settings.enqueue_within_s
+        self._within = timedelta(seconds=settings.enqueue_within_s)
         self._lease_ms = round(settings.lease_s * 1000)
         self._floor = repr(governor.floor_per_s)
         library = bucket_library()
@@ -99,9 +100,10 @@ class Wakeups:
 
         Deadlines past the horizon are left to the promoter.
         """
-        near = datetime.now(UTC).timestamp() + self._within_s
         mine = [h for h in holds if h.state == "held"]
-        due = [(Wake(h.id, h.generation), h.expires_at) for h in mine if h.expires_at.timestamp() <= near]
+        due = [
+            (Wake(h.id, h.generation), h.expires_at) for h in mine if h.expires_at - h.read_at <= self._within
+        ]
         later = len(mine) - len(due)
         ENQUEUED.labels("later").inc(later)
         try:
@@ -239,11 +241,15 @@ class Committed:
 
     conn: Conn
     holds: list[Hold]
-    reclaimed: int = 0
 
     def add(self, *holds: Hold) -> None:
         """Note holds that were placed or renewed in this transaction."""
         self.holds.extend(holds)
+
+    @property
+    def reclaimed(self) -> int:
+        """Overdue holds that placing these ended: debt for the governor."""
+        return sum(h.reclaimed for h in self.holds)
 
 
 @asynccontextmanager
@@ -252,8 +258,11 @@ async def transaction(
 ) -> AsyncIterator[Committed]:
     """Run a transaction, then enqueue the wake-ups of the holds it was told of.
 
-    Nothing is enqueued when it rolls back. Without `wakeups` the sweep alone ends the holds.
+    Nothing is enqueued when it rolls back. Without `wakeups` the sweep alone ends the holds. It must be the
+    outermost one: raises ExpiryError inside another, whose commit it could not wait for.
     """
+    if conn.is_in_transaction():
+        raise ExpiryError("expiry.transaction must be the outermost transaction of its connection")
     committed = Committed(conn, [])
     async with conn.transaction():
         yield committed

@@ -40,7 +40,12 @@ def make_app(
     app[BUCKET] = bucket
     app[KEYS] = KeyRing(pool)
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
+    app.on_cleanup.append(_finish_hints)
     return app
+
+
+async def _finish_hints(app: web.Application) -> None:
+    await app[HINTS].close()
 
 
 def make_health_app(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from expiry.holds import Hold
 from expiry.wakeups import ENQUEUED, Wakeups
 
-WAIT_S_MAX = 0.1  # for the call before ours
+WAIT_S_MAX = 0.1  # of a request for Redis
 PENDING_MAX = 10_000  # holds; beyond, hints are dropped and the sweep ends those holds
 RETRY_S = 1.0  # after a failed call, hints are dropped for so long
 
@@ -22,29 +22,29 @@ class Hints:
         """Without `wakeups` nothing is handed on; `clock` answers seconds since anything."""
         self._wakeups = wakeups
         self._clock = clock
-        self._lock = asyncio.Lock()
         self._pending: list[Hold] = []
+        self._sending: asyncio.Task[None] | None = None
         self._closed_until = 0.0
 
     async def enqueue(self, holds: Sequence[Hold]) -> None:
-        """Enqueue wake-ups of committed holds; never raises because of Redis: a wake-up is a hint."""
-        if self._wakeups is None:
+        """Enqueue wake-ups of committed holds; never raises because of Redis, nor waits long for it."""
+        if self._wakeups is None or not holds:
             return
         if self._clock() < self._closed_until or len(self._pending) >= PENDING_MAX:
             ENQUEUED.labels("error").inc(len(holds))
             return
         self._pending.extend(holds)
-        try:
-            async with asyncio.timeout(WAIT_S_MAX if self._lock.locked() else None):
-                await self._lock.acquire()
-        except TimeoutError:
-            return  # they go with the next call
-        try:
-            await self._send(self._wakeups)
-        finally:
-            self._lock.release()
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._drain(self._wakeups))
+        await asyncio.wait([self._sending], timeout=WAIT_S_MAX)
 
-    async def _send(self, wakeups: Wakeups) -> None:
-        mine, self._pending = self._pending, []  # empty when the call before took ours along
-        if mine and (await wakeups.enqueue(mine)).error:
-            self._closed_until = self._clock() + RETRY_S
+    async def close(self) -> None:
+        """Let what is under way finish; bounded by Redis's timeout."""
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _drain(self, wakeups: Wakeups) -> None:
+        while self._pending and self._clock() >= self._closed_until:
+            mine, self._pending = self._pending, []
+            if (await wakeups.enqueue(mine)).error:
+                self._closed_until = self._clock() + RETRY_S

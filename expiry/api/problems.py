@@ -84,6 +84,7 @@ PROBLEMS: dict[type[errors.ExpiryError], tuple[HTTPStatus, str]] = {
     errors.BusyError: (HTTPStatus.SERVICE_UNAVAILABLE, "Busy"),
     errors.UnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, "Unavailable"),
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "Not ready"),
+    errors.ExpiryError: (HTTPStatus.CONFLICT, "Refused"),  # what has no entry of its own
 }
 
 _COME_AGAIN = {"Retry-After": str(RETRY_AFTER_S)}
@@ -161,7 +162,7 @@ def problem(
 
 
 def _refused(request: web.Request, error: errors.ExpiryError) -> web.Response:
-    status, title = PROBLEMS[type(error)]
+    status, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
     return problem(
         request,
         status,

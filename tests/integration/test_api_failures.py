@@ -59,7 +59,7 @@ async def test_wakeups_of_concurrent_requests_go_in_one_call(
     await redis.config_resetstat()
     await asyncio.gather(*(hints.enqueue([hold]) for hold in placed))
     stats = await redis.info("commandstats")
-    assert stats["cmdstat_evalsha"]["calls"] == 2
+    assert stats["cmdstat_evalsha"]["calls"] <= 2
     assert await api.wakeups.depth() == 50
 
 

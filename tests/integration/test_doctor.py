@@ -244,7 +244,7 @@ async def test_a_check_that_takes_too_long_has_failed(database_url: str, conn: C
         findings = await doctor.examine(conn, since=None, settings=Settings(statement_timeout_s=0.2))
     await other.close()
     unfinished = {f.check.name: f.note for f in findings if not f.ok}
-    assert set(unfinished) == {"backed_off", "dead_letters"}
+    assert set(unfinished) == {"not_forgotten", "backed_off", "dead_letters"}
     assert "not finished" in unfinished["dead_letters"]
 
 

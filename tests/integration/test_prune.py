@@ -185,15 +185,17 @@ async def test_a_pass_is_bounded_and_the_next_goes_on(
 ) -> None:
     """Even past old holds that are still held, however many: they must not hide what is behind them."""
     monkeypatch.setattr(prune, "BATCH_MAX", 2)
-    monkeypatch.setattr(prune, "BATCHES_MAX", 2)
-    await plenty(pool)
+    now_us = [0]
+    bucket = LocalBucket(floor_per_s=16, clock_us=lambda: now_us[0])  # 4 permits, once a quarter of a second
     held = await placed(pool, 6, ttl_s=900)
     ended = await placed(pool, 5, ttl_s=900)
     for hold in ended:
         await holds.release(conn, hold.id, tenant_id=TENANT)
     await age(conn, *held, *ended)
-    passes, left = pruning(pool), []
+    passes = pruning(pool, Permits(None, bucket, GovernorSettings(floor_per_s=16)))
+    left = []
     for _ in range(4):
+        now_us[0] += 250_000
         await passes.one_pass()
         left.append(len(await ids(conn)))
     assert left == [11, 9, 6, 6]

@@ -44,7 +44,7 @@ def hold(wake: Wake, at: datetime, state: str = "held") -> Hold:
         metadata=None,
         placed_at=at,
         expires_at=at,
-        read_at=at,
+        read_at=datetime.now(UTC),
     )
 
 

@@ -1,0 +1,154 @@
+"""Faults that a reading of the code found, each with the test that shows it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+import expiry
+from expiry import deadletters, doctor, errors, holds
+from expiry.api import problems
+from expiry.api.hints import Hints
+from expiry.holds import Hold, Item
+from expiry.wakeups import Enqueued, Wakeups
+from governor import GovernorSettings, PostgresBucket
+from tests.fleet import TENANT, Pool, overdue, placed, settings_for, sweep_of, wakeups_on
+
+REFUSE_ALL = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN RAISE EXCEPTION 'no' USING DETAIL = 'holder alice@example.org'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+
+
+class Slow(Wakeups):
+    """Holds back each call until it is let through."""
+
+    gate: asyncio.Event
+
+    async def enqueue(self, holds: object) -> Enqueued:
+        """Wait at the gate first."""
+        await self.gate.wait()
+        return await super().enqueue(holds)  # type: ignore[arg-type]
+
+
+async def test_the_last_of_a_burst_is_not_left_behind(pool: Pool, database_url: str, redis_url: str) -> None:
+    """What came while a call hung goes with the next one, though no other request follows."""
+    async with wakeups_on(settings_for(database_url, redis_url)) as plain:
+        slow = Slow(plain.redis, settings_for(database_url, redis_url), GovernorSettings())
+        slow.gate = asyncio.Event()
+        hints = Hints(slow)
+        first, last = await placed(pool, 2, ttl_s=60)
+        await hints.enqueue([first])
+        await hints.enqueue([last])  # answers after 0.1 s, for nobody waits long for Redis
+        slow.gate.set()
+        await hints.close()
+        assert await plain.depth() == 2
+
+
+async def test_the_databases_clock_says_what_is_near(pool: Pool, database_url: str, redis_url: str) -> None:
+    """A process whose clock is an hour off enqueues what is due in a minute."""
+    async with wakeups_on(settings_for(database_url, redis_url)) as wakeups:
+        [hold] = await placed(pool, 1, ttl_s=60)
+        shifted = {name: getattr(hold, name) + timedelta(hours=1) for name in ("expires_at", "read_at")}
+        fields = {f: getattr(hold, f) for f in Hold.__dataclass_fields__} | shifted
+        assert (await wakeups.enqueue([Hold(**fields)])).queued == 1
+
+
+async def test_a_transaction_of_ours_is_the_outermost(conn: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Inside another one it could not know of the commit, so it refuses."""
+    async with conn.transaction():
+        with pytest.raises(errors.ExpiryError, match="outermost"):
+            async with expiry.transaction(conn, None):
+                pass
+
+
+async def test_what_a_place_reclaimed_is_charged(
+    pool: Pool, conn: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Holds that a placing transaction expired are debt of the bucket."""
+    await expiry.declare(conn, "room", tenant_id=TENANT, capacity=1)
+    old = await holds.place(conn, tenant_id=TENANT, items=[Item("room")], ttl_s=60)
+    await conn.execute(
+        "UPDATE holds SET placed_at = placed_at - interval '1 h', expires_at = expires_at - interval '1 h' "
+        "WHERE id = $1",
+        old.id,
+    )
+    bucket = PostgresBucket(pool, "debt", floor_per_s=1)
+    async with expiry.transaction(conn, None, bucket) as after:
+        after.add(await holds.place(conn, tenant_id=TENANT, items=[Item("room")], ttl_s=60))
+    state = await bucket.read()
+    assert state.debt > 0
+
+
+async def test_a_row_given_up_is_neither_overdue_nor_quoted(
+    pool: Pool, conn: asyncpg.Connection[asyncpg.Record], database_url: str, redis_url: str
+) -> None:
+    """A row that refuses every UPDATE becomes a dead letter without its content, and the doctor is content."""
+    settings = settings_for(database_url, redis_url, attempts_max=1, sweep_grace_s=0)
+    await overdue(pool, 1)
+    await conn.execute(REFUSE_ALL)
+    sweep = sweep_of(pool, settings)
+    await sweep.permits.publish()
+    await sweep.one_pass()
+    [letter] = await deadletters.list_(conn)
+    assert "alice" not in letter["first_error"] + letter["last_error"]
+    assert doctor.healthy(await doctor.examine(conn, since=None, settings=settings))
+
+
+async def test_a_discarded_letter_can_be_replayed(
+    pool: Pool, conn: asyncpg.Connection[asyncpg.Record], database_url: str, redis_url: str
+) -> None:
+    """A person may think again: until then nothing could end that hold."""
+    settings = settings_for(database_url, redis_url, attempts_max=1, sweep_grace_s=0)
+    await overdue(pool, 1)
+    await conn.execute(REFUSE_ALL)
+    sweep = sweep_of(pool, settings)
+    await sweep.permits.publish()
+    await sweep.one_pass()
+    [letter] = await deadletters.list_(conn)
+    await deadletters.discard(conn, [letter["id"]], by="bob")
+    await conn.execute("DROP TRIGGER refuse ON holds")
+    assert await deadletters.replay(conn, [letter["id"]], by="alice") == [letter["id"]]
+    assert (await sweep.one_pass())["expired"] == 1
+
+
+def test_every_error_has_an_answer() -> None:
+    """No child of ExpiryError, present or future, can break the error handler."""
+    children: set[type] = {errors.ExpiryError, *errors.ExpiryError.__subclasses__()}
+    assert all(any(k in problems.PROBLEMS for k in child.__mro__) for child in children)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metadata": {"a": float("nan")}},
+        {"metadata": {"a": "\0"}},
+        {"metadata": {"\0": 1}},
+        {"metadata": {"a": "\ud800"}},
+        {"metadata": {"a": "x" * 9000}},
+        {"metadata": {"a": object()}},
+        {"holder": "x" * 256},
+        {"external_ref": "a\0"},
+        {"max_renewals": 2**31},
+        {"items": [Item("room", True)]},  # noqa: FBT003 - that is what is refused
+        {"items": [Item("room", 1.5)]},  # type: ignore[arg-type]
+    ],
+)
+async def test_python_callers_are_told_what_is_wrong(
+    conn: asyncpg.Connection[asyncpg.Record], wrong: dict[str, object]
+) -> None:
+    """Input that no row can hold is refused by name, before the database sees it."""
+    given = {"tenant_id": TENANT, "items": [Item("room")], "ttl_s": 60} | wrong
+    with pytest.raises(errors.OutOfRangeError):
+        await holds.place(conn, **given)  # type: ignore[arg-type]
+
+
+async def test_a_backslash_is_no_nul(conn: asyncpg.Connection[asyncpg.Record]) -> None:
+    """The six characters of an escape, written out, are ordinary text."""
+    metadata = {"a": "\\u0000"}
+    hold = await holds.place(conn, tenant_id=TENANT, items=[Item("r")], ttl_s=60, metadata=metadata)
+    assert (await holds.get(conn, hold.id, tenant_id=TENANT)).metadata == metadata
