@@ -24,22 +24,11 @@ from expiry.errors import (
     LimitReachedError,
     OutOfRangeError,
 )
-from expiry.holds import (
-    Hold,
-    Item,
-    Placement,
-    Wanted,
-    confirm,
-    get,
-    place,
-    place_many,
-    release,
-    renew,
-    return_,
-)
+from expiry.holds import Hold, Placement, confirm, get, place, place_many, release, renew, return_
 from expiry.resources import declare
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups, connect_redis, transaction
+from expiry.wanted import Item, Wanted
 
 __all__ = [
     "AlreadyEndedError",

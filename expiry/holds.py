@@ -8,13 +8,9 @@ hold all the same.
 
 import hashlib
 import json
-import os
-import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -23,19 +19,9 @@ from asyncpg.pool import PoolConnectionProxy
 from prometheus_client import Counter
 
 from expiry import errors
+from expiry.wanted import Item, Seconds, Wanted, micros, one_deadline, request_of
 
 Conn: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
-Seconds: TypeAlias = int | float | Decimal | timedelta
-
-ITEMS_MAX = 50
-TTL_S_MAX = 31_536_000  # a year
-TEXT_MAX = 255
-QUANTITY_MAX = 1_000_000_000
-DECIMALS_MAX = 6  # of a number of seconds: microseconds
-INT_MAX = 2**31 - 1
-YEAR_MAX = 9998
-METADATA_BYTES_MAX = 8192
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it
 
 PLACED = Counter("expiry_holds_placed", "Holds placed.")
 ENDED = Counter("expiry_holds_ended", "Holds that left `held`, or came back.", ["state"])
@@ -43,21 +29,6 @@ RENEWED = Counter("expiry_holds_renewed", "Renewals.")
 RECLAIMED = Counter("expiry_holds_reclaimed", "Overdue holds ended by a place that needed their units.")
 for _state in ("confirmed", "released", "expired", "returned"):
     ENDED.labels(_state)
-
-
-def uuid7() -> UUID:
-    """Answer a time-ordered id (RFC 9562 version 7), so that new rows share index pages."""
-    millis = time.time_ns() // 1_000_000
-    tail = int.from_bytes(os.urandom(10), "big") & ~(0xF << 76) & ~(0x3 << 62)
-    return UUID(int=millis << 80 | tail | 0x7 << 76 | 0x2 << 62)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """So many units of one resource."""
-
-    resource_id: str
-    quantity: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,22 +62,6 @@ class Hold:
     def shown_state(self) -> str:
         """The state for everyone outside: past the deadline nothing is held, whether or not expiry ran."""
         return "expired" if self.state == "held" and self.expires_at <= self.read_at else self.state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a caller asks to be held: give `ttl_s` (at most six decimals) or `expires_at`."""
-
-    items: Sequence[Item]
-    ttl_s: Seconds | None = None
-    expires_at: datetime | None = None
-    holder: str | None = None
-    external_ref: str | None = None
-    metadata: dict[str, Any] | None = None
-    max_renewals: int | None = None
-    max_lifetime_s: Seconds | None = None
-    replaces: UUID | None = None
-    id: UUID = field(default_factory=uuid7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +109,7 @@ async def place(  # noqa: PLR0913 - a hold has that many properties, all by name
     )
     key = None
     if idempotency_key is not None:
-        body = json.dumps(_request(wanted) | {"id": None}, sort_keys=True)
+        body = json.dumps(request_of(wanted) | {"id": None}, sort_keys=True)
         key = (idempotency_key, hashlib.sha256(body.encode()).digest())
     placement = await place_many(conn, [wanted], tenant_id=tenant_id, by=by, key=key)
     return placement.holds[0]
@@ -179,7 +134,7 @@ async def place_many(
     """
     if not wanted:
         return Placement([])
-    requests = json.dumps([_request(w) for w in wanted])
+    requests = json.dumps([request_of(w) for w in wanted])
     name, body = key if key is not None else (None, None)
     row = await _fetch(conn, PLACE, tenant_id, requests, by, route, name, body)
     outcome, detail = row["outcome"], json.loads(row["detail"])
@@ -223,7 +178,7 @@ async def renew(
     Raises HoldNotFoundError, HoldExpiredError, AlreadyEndedError, GenerationMismatchError (when
     `generation` is given and not the current one), LimitReachedError, OutOfRangeError, BusyError.
     """
-    ttl_us = _one_deadline(ttl_s, expires_at)
+    ttl_us = one_deadline(ttl_s, expires_at)
     row = await _fetch(conn, RENEW, tenant_id, hold_id, generation, ttl_us, expires_at, by)
     if row["outcome"] != "renewed":
         raise _refusal(row["outcome"], {}, row)
@@ -325,86 +280,12 @@ async def _fetch(conn: Conn, statement: str, *args: object) -> asyncpg.Record:
     return row
 
 
-def _request(wanted: Wanted) -> dict[str, Any]:
-    """Say it as expiry_place reads it. Raises OutOfRangeError for what no database need see."""
-    ids = [i.resource_id for i in wanted.items]
-    if not 1 <= len(ids) <= ITEMS_MAX or len(set(ids)) != len(ids):
-        raise errors.OutOfRangeError(f"a hold takes 1 to {ITEMS_MAX} resources, none of them twice")
-    for item in wanted.items:
-        _check_text("resource_id", item.resource_id)
-        if type(item.quantity) is not int or not 1 <= item.quantity <= QUANTITY_MAX:
-            raise errors.OutOfRangeError(f"quantity is from 1 to {QUANTITY_MAX}")
-    for name in ("holder", "external_ref"):
-        _check_text(name, getattr(wanted, name))
-    if wanted.max_renewals is not None and not 0 <= wanted.max_renewals <= INT_MAX:
-        raise errors.OutOfRangeError(f"max_renewals is from 0 to {INT_MAX}")
-    _check_metadata(wanted.metadata)
-    lifetime = wanted.max_lifetime_s
-    return {
-        "id": str(wanted.id),
-        "ttl_us": _one_deadline(wanted.ttl_s, wanted.expires_at),
-        "expires_at": None if wanted.expires_at is None else wanted.expires_at.isoformat(),
-        "resource_ids": ids,
-        "quantities": [i.quantity for i in wanted.items],
-        "holder": wanted.holder,
-        "external_ref": wanted.external_ref,
-        "metadata": wanted.metadata,
-        "max_renewals": wanted.max_renewals,
-        "max_lifetime_us": None if lifetime is None else _micros(lifetime, "max_lifetime_s"),
-        "replaces": None if wanted.replaces is None else str(wanted.replaces),
-    }
-
-
-def _check_metadata(metadata: dict[str, Any] | None) -> None:
-    try:
-        text = json.dumps(metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.OutOfRangeError(f"metadata is what JSON can say: {error}") from error
-    if size > METADATA_BYTES_MAX or _NUL.search(text):
-        raise errors.OutOfRangeError(f"metadata is JSON of at most {METADATA_BYTES_MAX} bytes, without NUL")
-
-
-def _check_text(name: str, text: str | None) -> None:
-    if text is None:
-        return
-    unstorable = any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
-    if not 1 <= len(text) <= TEXT_MAX or unstorable:
-        raise errors.OutOfRangeError(f"{name} has 1 to {TEXT_MAX} characters, no NUL, no lone surrogate")
-
-
-def _one_deadline(ttl_s: Seconds | None, expires_at: datetime | None) -> int | None:
-    if (ttl_s is None) == (expires_at is None):
-        raise errors.OutOfRangeError("give either ttl_s or expires_at")
-    if expires_at is not None and expires_at.tzinfo is None:
-        raise errors.OutOfRangeError("expires_at needs a time zone")
-    if expires_at is not None and expires_at.year > YEAR_MAX:  # its UTC form may not exist
-        raise errors.OutOfRangeError(f"expires_at is before the year {YEAR_MAX + 1}")
-    return None if ttl_s is None else _micros(ttl_s, "ttl_s")
-
-
-def _micros(seconds: Seconds, name: str) -> int:
-    """Answer whole microseconds, exactly as written: 0.1 means 100000, not its binary neighbour."""
-    if isinstance(seconds, timedelta):
-        exact = Decimal(seconds // timedelta(microseconds=1)) / 1_000_000
-    elif isinstance(seconds, bool) or not isinstance(seconds, int | float | Decimal):
-        raise errors.OutOfRangeError(f"{name} is a number of seconds")
-    else:
-        exact = Decimal(str(seconds))
-    if not exact.is_finite() or not 1 <= exact <= TTL_S_MAX:
-        raise errors.OutOfRangeError(f"{name} is from 1 to {TTL_S_MAX} seconds")
-    exponent = exact.normalize().as_tuple().exponent
-    if isinstance(exponent, int) and exponent < -DECIMALS_MAX:
-        raise errors.OutOfRangeError(f"{name} has at most six decimals")
-    return int(exact * 1_000_000)
-
-
 def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, read_at: datetime) -> Hold:
     """Build the hold as it was placed: the request and the database's clock say all of it."""
     lifetime = wanted.max_lifetime_s
     expires_at = wanted.expires_at
     if wanted.ttl_s is not None:
-        expires_at = placed_at + timedelta(microseconds=_micros(wanted.ttl_s, "ttl_s"))
+        expires_at = placed_at + timedelta(microseconds=micros(wanted.ttl_s, "ttl_s"))
     assert expires_at is not None  # noqa: S101 - _one_deadline saw to it
     return Hold(
         id=hold_id,
@@ -421,7 +302,7 @@ def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, 
         max_renewals=wanted.max_renewals,
         lifetime_ends_at=None
         if lifetime is None
-        else placed_at + timedelta(microseconds=_micros(lifetime, "max_lifetime_s")),
+        else placed_at + timedelta(microseconds=micros(lifetime, "max_lifetime_s")),
     )
 
 

@@ -18,7 +18,8 @@ import asyncpg
 import structlog
 
 from expiry.errors import HoldNotFoundError, OutOfRangeError
-from expiry.holds import TEXT_MAX, Conn
+from expiry.holds import Conn
+from expiry.wanted import TEXT_MAX
 
 SCOPES = ("holds", "read", "operate", "platform")
 PREFIX = "exk_"  # lets a secret scanner recognise a leaked key

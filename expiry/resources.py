@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from expiry import errors
-from expiry.holds import TEXT_MAX, Conn
+from expiry.holds import Conn
+from expiry.wanted import TEXT_MAX
 
 CAPACITY_MAX = 2**31 - 1
 OVERDUE_MAX = 10_000  # holds summed up for one answer; beyond, `available` is too low rather than too high

@@ -19,12 +19,13 @@ from pydantic import SecretStr
 
 from expiry import loops
 from expiry.expire import Wake
-from expiry.holds import Hold, Item, Wanted, place_many
+from expiry.holds import Hold, place_many
 from expiry.permits import Permits
 from expiry.promoter import Promoter
 from expiry.settings import Settings
 from expiry.sweep import Sweep
 from expiry.wakeups import Wakeups, connect_redis
+from expiry.wanted import Item, Wanted
 from expiry.worker import GovernedWorker
 from governor import GovernorSettings, PostgresBucket, RedisBucket
 

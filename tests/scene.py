@@ -13,7 +13,8 @@ from asyncpg.transaction import Transaction
 
 from expiry import errors, holds, resources
 from expiry.expire import Outcome, Wake
-from expiry.holds import Conn, Hold, Item
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item
 from tests.helpers import eventually
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from redis.asyncio import Redis
 
 from expiry.expire import Wake
-from expiry.holds import uuid7
 from expiry.wakeups import Wakeups
+from expiry.wanted import uuid7
 from governor import GovernorSettings, RedisBucket
 
 FROZEN = GovernorSettings(floor_per_s=0.001)  # next to nothing flows into the bucket by itself

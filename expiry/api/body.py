@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from expiry import errors
 from expiry.api.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
-from expiry.holds import TEXT_MAX
+from expiry.wanted import TEXT_MAX
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from expiry.api.times import parse_rfc3339
-from expiry.holds import ITEMS_MAX, QUANTITY_MAX, TEXT_MAX, TTL_S_MAX, Item, Wanted
 from expiry.resources import CAPACITY_MAX
+from expiry.wanted import ITEMS_MAX, QUANTITY_MAX, TEXT_MAX, TTL_S_MAX, Item, Wanted
 
 METADATA_BYTES_MAX = 8192
 INT32_MAX = 2**31 - 1

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 from expiry import errors, holds
-from expiry.holds import Conn, Hold, Item, Wanted
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item, Wanted
 from tests import scene
 from tests.scene import TENANT, Pool
 

@@ -8,7 +8,8 @@ from collections import Counter as Tally
 import pytest
 
 from expiry import errors, holds, resources
-from expiry.holds import Conn, Hold, Item, Wanted
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item, Wanted
 from tests import scene
 from tests.scene import TENANT, Pool
 

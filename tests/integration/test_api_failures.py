@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from expiry import holds
 from expiry.api import database
 from expiry.api.hints import Hints
+from expiry.wanted import Item, Wanted
 from tests.api_client import WAITING, Api, make_overdue, problem, read
 from tests.helpers import eventually
 
@@ -52,7 +53,7 @@ async def test_wakeups_of_concurrent_requests_go_in_one_call(
 ) -> None:
     """While the first is on its way the others gather; none is lost."""
     assert api.wakeups is not None
-    wanted = [holds.Wanted(items=[holds.Item("seat")], ttl_s=60) for _ in range(50)]
+    wanted = [Wanted(items=[Item("seat")], ttl_s=60) for _ in range(50)]
     placed = (await holds.place_many(conn, wanted, tenant_id="shop")).holds
     hints = Hints(api.wakeups)
     await hints.enqueue(placed[:1])  # loads the script

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from expiry import errors, holds, schema
-from expiry.holds import Conn, Hold, Item
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item
 from tests import scene
 from tests.scene import TENANT
 

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from expiry import errors, holds, resources
-from expiry.holds import Conn, Hold, Item
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item, Wanted
 from tests import scene
 from tests.scene import TENANT, Pool
 
@@ -27,7 +28,7 @@ async def test_p6_a_buyer_gets_the_units_of_overdue_holds(conn: Conn) -> None:
     await scene.pass_time(conn, 10, late[1])
     assert await available(conn, "room") == 3
     placed = await holds.place_many(
-        conn, [holds.Wanted(items=[Item("room")], ttl_s=60)], tenant_id=TENANT, by="web"
+        conn, [Wanted(items=[Item("room")], ttl_s=60)], tenant_id=TENANT, by="web"
     )
     assert placed.reclaimed == 1
     assert [await scene.state(conn, h) for h in late] == ["held", "expired", "held"]
@@ -127,7 +128,7 @@ async def test_p6_a_worker_that_hangs_is_busy_never_full(pool: Pool) -> None:
 async def test_p6_more_overdue_holds_than_one_request_may_end(conn: Conn) -> None:
     """Who needs more than 100 overdue holds ended is told to come again, not that there is nothing."""
     await scene.declare(conn, "room", 101)
-    wanted = [holds.Wanted(items=[Item("room")], ttl_s=60) for _ in range(101)]
+    wanted = [Wanted(items=[Item("room")], ttl_s=60) for _ in range(101)]
     late = (await holds.place_many(conn, wanted, tenant_id=TENANT)).holds
     await scene.pass_time(conn, 61, *late)
     assert await scene.outcome(scene.place(conn, Item("room", 101))) == "busy"

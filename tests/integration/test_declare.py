@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from expiry import errors, holds
-from expiry.holds import Conn, Item
+from expiry.holds import Conn
+from expiry.wanted import Item
 from tests import scene
 from tests.scene import TENANT, Pool
 

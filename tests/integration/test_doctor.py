@@ -13,9 +13,10 @@ from rich.console import Console
 
 from expiry import doctor, holds
 from expiry.expire import Wake, expire
-from expiry.holds import Hold, Item
+from expiry.holds import Hold
 from expiry.promises import CHECKS
 from expiry.settings import Settings
+from expiry.wanted import Item
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 

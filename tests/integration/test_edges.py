@@ -12,8 +12,9 @@ import expiry
 from expiry import deadletters, doctor, errors, holds
 from expiry.api import problems
 from expiry.api.hints import Hints
-from expiry.holds import Hold, Item
+from expiry.holds import Hold
 from expiry.wakeups import Enqueued, Wakeups
+from expiry.wanted import Item
 from governor import GovernorSettings, PostgresBucket
 from tests.fleet import TENANT, Pool, overdue, placed, settings_for, sweep_of, wakeups_on
 

@@ -10,8 +10,9 @@ import pytest
 
 from expiry import deadletters, holds
 from expiry.expire import Wake
-from expiry.holds import Conn, Hold, Item
+from expiry.holds import Conn, Hold
 from expiry.settings import Settings
+from expiry.wanted import Item, uuid7
 from tests import scene
 from tests.scene import TENANT, Pool
 
@@ -98,7 +99,7 @@ async def test_each_wake_up_has_its_outcome_in_order(conn: Conn) -> None:
     batch: list[Hold | Wake] = [
         early,
         late,
-        Wake(holds.uuid7(), 1),
+        Wake(uuid7(), 1),
         renewed,
         confirmed,
         later,

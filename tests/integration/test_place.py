@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from expiry import errors, holds
-from expiry.holds import Conn, Item, Wanted
+from expiry.holds import Conn
+from expiry.wanted import Item, Wanted, uuid7
 from tests import scene
 from tests.scene import TENANT, Pool
 
@@ -167,7 +168,7 @@ async def test_a_refused_replacement_changes_nothing(conn: Conn) -> None:
     late = await scene.overdue(conn, "bed")
     before = await scene.everything(conn)
     for replaces, refusal in (
-        (holds.uuid7(), errors.HoldNotFoundError),
+        (uuid7(), errors.HoldNotFoundError),
         (foreign.id, errors.HoldNotFoundError),
         (ended.id, errors.AlreadyEndedError),
         (late.id, errors.AlreadyEndedError),

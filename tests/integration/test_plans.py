@@ -13,7 +13,8 @@ import asyncpg
 import pytest
 
 from expiry import errors, holds, promoter, resources, sweep
-from expiry.holds import Conn, Hold, Item
+from expiry.holds import Conn, Hold
+from expiry.wanted import Item
 from tests import scene
 from tests.scene import TENANT
 

@@ -12,10 +12,11 @@ import pytest
 
 from expiry import doctor, holds, prune
 from expiry.expire import Wake, expire
-from expiry.holds import Hold, Item
+from expiry.holds import Hold
 from expiry.permits import Permits
 from expiry.prune import Prune
 from expiry.settings import Settings
+from expiry.wanted import Item
 from governor import GovernorSettings, LocalBucket
 from tests.fleet import PLENTY, TENANT, Counted, Pool, permits_of, placed
 

@@ -15,11 +15,12 @@ from redis.asyncio import Redis
 from expiry import local
 from expiry.deadletters import replay
 from expiry.expire import Wake, expire
-from expiry.holds import release, renew, uuid7
+from expiry.holds import release, renew
 from expiry.permits import Permits
 from expiry.promoter import Promoter
 from expiry.settings import Settings
 from expiry.wakeups import Claim, Wakeups, job_id
+from expiry.wanted import uuid7
 from governor import GovernorSettings
 from tests.faults import CURE, POISON, gate_shut
 from tests.fleet import (

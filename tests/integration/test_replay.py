@@ -20,11 +20,11 @@ from rich.console import Console
 
 from expiry import holds, keys, replay, shop
 from expiry.errors import SetupError
-from expiry.holds import Item
 from expiry.live import Tally
 from expiry.service import Service
 from expiry.settings import Settings
 from expiry.shop import Event
+from expiry.wanted import Item
 from governor import GovernorSettings
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"

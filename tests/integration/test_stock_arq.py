@@ -12,9 +12,9 @@ from arq import Worker
 from redis.asyncio import Redis
 
 from expiry.expire import Wake
-from expiry.holds import uuid7
 from expiry.settings import Settings
 from expiry.wakeups import connect_redis, deserialize, job_id
+from expiry.wanted import uuid7
 from expiry.worker import expire
 from tests.faults import POISON
 from tests.fleet import (

@@ -8,9 +8,10 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from expiry.holds import Item, Placement, Wanted, place, place_many
+from expiry.holds import Placement, place, place_many
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups, after_commit, job_id, score_ms, transaction
+from expiry.wanted import Item, Wanted
 from governor import RedisBucket
 from tests.fleet import TENANT, Pool, due, overdue, settings_for, states, wakeups_on
 from tests.proxy import proxy_to

@@ -12,6 +12,7 @@ import pytest
 
 from expiry import errors, holds
 from expiry.holds import Conn, Hold
+from expiry.wanted import uuid7
 from tests import scene
 from tests.helpers import eventually
 from tests.scene import TENANT, Pool
@@ -110,7 +111,7 @@ async def test_p3_no_change_without_its_event(conn: Conn, verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 async def test_an_unknown_hold(conn: Conn, verb: str) -> None:
     """There is nothing to do to a hold that is not there."""
-    assert await scene.outcome(VERBS[verb](conn, holds.uuid7(), **asked(verb))) == "not_found"
+    assert await scene.outcome(VERBS[verb](conn, uuid7(), **asked(verb))) == "not_found"
 
 
 @pytest.mark.parametrize("verb", VERBS)

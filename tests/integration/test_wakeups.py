@@ -11,9 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from expiry.expire import Wake
-from expiry.holds import Hold, Item, uuid7
+from expiry.holds import Hold
 from expiry.settings import Settings
 from expiry.wakeups import BODY, BODY_OUTLIVES_MS, BULK_MAX, Again, Enqueued, Wakeups, job_id
+from expiry.wanted import Item, uuid7
 from tests.fleet import Counted, settings_for, wakeups_on
 from tests.wakes import FROZEN, fill, scores, some
 

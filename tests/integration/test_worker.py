@@ -12,9 +12,10 @@ import pytest
 from redis.asyncio import Redis
 
 from expiry.expire import Wake
-from expiry.holds import release, renew, uuid7
+from expiry.holds import release, renew
 from expiry.settings import Settings
 from expiry.wakeups import Again, Wakeups
+from expiry.wanted import uuid7
 from governor import GovernorSettings
 from tests.faults import CURE, POISON, gate_shut
 from tests.fleet import (
