@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The least branch coverage, in per cent, that `make check` accepts.
 COVERAGE_MIN ?= 80
+# So many processes run the tests, each with servers of its own; 0 runs them in one, for a debugger.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types check fmt lock clean
@@ -19,7 +21,7 @@ demo: setup ## Place holds, see them expire on time: everything in one process
 	$(BIN)/expiry demo
 
 test: setup ## Run the tests on embedded PostgreSQL and Valkey
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS)
 
 lint: setup ## Check style, format and the floors that modules may import
 	$(BIN)/ruff check
@@ -30,7 +32,7 @@ types: setup ## Check the types
 	$(BIN)/mypy
 
 check: lint types ## Everything CI runs: lint, types, tests with branch coverage
-	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE_MIN)
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE_MIN)
 
 fmt: setup ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix

@@ -93,7 +93,7 @@ CREATE TABLE IF NOT EXISTS resources (
     held            bigint NOT NULL DEFAULT 0 CHECK (held >= 0),
     confirmed       bigint NOT NULL DEFAULT 0 CHECK (confirmed >= 0),
     confirmed_base  bigint NOT NULL DEFAULT 0,      -- the part of `confirmed` whose rows were pruned
-    lowered_at      timestamptz,                    -- when capacity was last set below held + confirmed
+    lowered_at      timestamptz,                    -- when capacity was set below what is still held + confirmed
     declared_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (tenant_id, resource_id)
 ) WITH (
@@ -250,7 +250,10 @@ BEGIN
     UPDATE resources r
        SET held = r.held - CASE WHEN p_state = 'returned' THEN 0 ELSE u.quantity END,
            confirmed = r.confirmed + CASE p_state WHEN 'confirmed' THEN u.quantity
-                                                  WHEN 'returned' THEN -u.quantity ELSE 0 END
+                                                  WHEN 'returned' THEN -u.quantity ELSE 0 END,
+           -- what was held over a lowered capacity has gone: from now on the limit holds again
+           lowered_at = CASE WHEN r.held + r.confirmed - u.quantity * (p_state <> 'confirmed')::int > r.capacity
+                             THEN r.lowered_at END
       FROM units u
      WHERE r.tenant_id = u.tenant_id AND r.resource_id = u.resource_id;
 END $$;
@@ -423,7 +426,7 @@ BEGIN
     IF cardinality(p_reclaim) + cardinality(p_replace) > 0 THEN
         -- Holds by id, then resources by id; waiting for rows that a worker has locked.
         SELECT array_agg(l.id) FILTER (WHERE l.expires_at <= v_now),
-               array_agg(l.id) FILTER (WHERE l.id = ANY (p_replace) AND l.expires_at > v_now)
+               array_agg(l.id) FILTER (WHERE l.id = ANY (p_replace) AND l.expires_at > clock_timestamp())
           INTO v_expired, v_replaced
           FROM (SELECT h.id, h.expires_at FROM holds h
                  WHERE h.id = ANY (p_reclaim || p_replace) AND h.tenant_id = p_tenant AND h.state || '' = 'held'
@@ -572,6 +575,11 @@ BEGIN
             IF NOT v_full.enough AND cardinality(v_full.overdue) >= c_reclaim_max THEN
                 RETURN QUERY SELECT 'busy', '{}'::jsonb; RETURN;
             ELSIF NOT v_full.enough THEN
+                IF current_setting('transaction_isolation') <> 'read committed' THEN
+                    -- By an old snapshot: what changed since is a serialization failure, no wrong answer.
+                    PERFORM FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = v_full.resource_id
+                        FOR NO KEY UPDATE;
+                END IF;
                 RETURN QUERY SELECT 'insufficient_capacity', jsonb_build_object(
                     'resource_id', v_full.resource_id, 'available', greatest(v_full.available, 0),
                     'hold_id', (SELECT h.id FROM jsonb_to_recordset(p_requests) AS q (holder text)

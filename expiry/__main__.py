@@ -265,9 +265,20 @@ def letters_list(*, state: Annotated[LetterState, typer.Option(help="In which st
 
 
 @letters_app.command("replay")
-def letters_replay(ids: LetterIds, *, by: By = "cli") -> None:
-    """Try these dead letters again, once their cause is mended."""
-    _resolve(letters.replay, ids, by)
+def letters_replay(
+    ids: Annotated[list[int] | None, typer.Argument(help="Their ids, as `list` shows them.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All that are open.")] = False,
+    by: By = "cli",
+) -> None:
+    """Try dead letters again, once their cause is mended."""
+    with _explained():
+        if every == bool(ids):
+            raise errors.SetupError("Give either ids or --all.")
+    while every and (found := _run(_with_database(_settings(), letters.list_))):
+        _resolve(letters.replay, [letter["id"] for letter in found], by)
+    if ids:
+        _resolve(letters.replay, ids, by)
 
 
 @letters_app.command("discard")

@@ -45,7 +45,6 @@ class Permits:
         in PostgreSQL, with an epoch that is ahead of the clock; the row takes the allowance only when
         nobody has said so for as long as Redis would still grant it.
         """
-        now_s = int(time.time())
         ceiling = {"allowance_per_s": self.governor.ceiling_per_s, "ttl_s": PUBLISHED_FOR_S}
         if self.primary in self._in_order():
             try:
@@ -55,10 +54,15 @@ class Permits:
             else:
                 floor = {"allowance_per_s": self.governor.floor_per_s, "ttl_s": PUBLISHED_FOR_S}
                 with suppress(BucketUnavailable):
-                    await self.fallback.publish(**floor, epoch=now_s + math.ceil(PUBLISHED_FOR_S) + 1)
+                    epoch = await self._database_s() + math.ceil(PUBLISHED_FOR_S) + 1
+                    await self.fallback.publish(**floor, epoch=epoch)
                 return
         with suppress(BucketUnavailable):
-            await self.fallback.publish(**ceiling, epoch=now_s)
+            await self.fallback.publish(**ceiling, epoch=await self._database_s())
+
+    async def _database_s(self) -> int:
+        # Of the bucket's own clock: one process whose clock is a day ahead must not fence the others off.
+        return (await self.fallback.read()).micros // 1_000_000
 
     async def take(self, want: int, *, timeout_s: float) -> int:
         """Answer 1..want permits, or 0 when there was none within `timeout_s`.

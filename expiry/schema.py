@@ -18,6 +18,9 @@ def read() -> str:
 
 async def apply(conn: Conn) -> None:
     """Create or complete the schema in one transaction; harmless when it is there already."""
+    encoding = await conn.fetchval("SHOW server_encoding")
+    if encoding != "UTF8":
+        raise SetupError(f"The database has the encoding {encoding}; create one with UTF8.")
     found = await version(conn)
     if found is not None and found > VERSION:
         raise _mismatch(found)

@@ -39,7 +39,8 @@ log = structlog.get_logger()
 async def connect_database(settings: Settings, role: str) -> "asyncpg.Pool[asyncpg.Record]":
     """Answer a pool with bounded waits. Raises SetupError that says what to do."""
     url = settings.database_url.get_secret_value()
-    session = {"application_name": f"expiry-{role}"}
+    # Our functions wait for rows and then look again: that needs READ COMMITTED, whatever the default.
+    session = {"application_name": f"expiry-{role}", "default_transaction_isolation": "read committed"}
     if not settings.database_pooler:  # a pooler would hand these settings to other clients
         session["statement_timeout"] = str(round(settings.statement_timeout_s * 1000))
     try:

@@ -71,6 +71,17 @@ async def overdue(pool: Pool, n: int, *, by_s: float = 60, resource: str = "r{}"
     return late
 
 
+async def due_in(pool: Pool, seconds: float) -> Hold:
+    """Place a hold that comes due so soon.
+
+    A worker that rests notices it within PEEK_S, half a second: one that is due before may be late.
+    """
+    [hold] = await placed(pool, 1, ttl_s=60)
+    at: datetime = await pool.fetchval("SELECT clock_timestamp()") + timedelta(seconds=seconds)
+    await pool.execute(BACKDATE, [hold.id], [at])
+    return replace(hold, expires_at=at)
+
+
 def due(holds: Sequence[Hold]) -> list[tuple[Wake, datetime]]:
     """Return the wake-ups of the holds, as `enqueue_due` takes them."""
     return [(Wake(h.id, h.generation), h.expires_at) for h in holds]

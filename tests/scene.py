@@ -158,8 +158,12 @@ async def blocked(
 
 
 async def together(*verbs: Awaitable[T]) -> list[T]:
-    """Run these at once, and all to their end."""
-    return list(await asyncio.gather(*verbs))
+    """Run these at once, and all to their end; then raise the first error there was."""
+    results = await asyncio.gather(*verbs, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 # Stands for whatever goes wrong in a statement of ours: a trigger of the shop's, a full disk.

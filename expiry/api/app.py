@@ -8,9 +8,10 @@ from aiohttp import web
 from expiry.api import body, health, holds, metrics, operations, resources
 from expiry.api.auth import authenticate
 from expiry.api.hints import Hints
+from expiry.api.lanes import Lanes
 from expiry.api.problems import answer_problems
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, HINTS, KEYS, POOL, READINESS, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, READINESS, WAKEUPS
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
@@ -38,6 +39,7 @@ def make_app(
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)
     app[BUCKET] = bucket
+    app[LANES] = Lanes(pool.get_max_size())
     app[KEYS] = KeyRing(pool)
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
     app.on_cleanup.append(_finish_hints)

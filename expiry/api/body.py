@@ -38,7 +38,8 @@ async def read(request: web.Request, model: type[M]) -> tuple[M, bytes]:
     if request.can_read_body and (raw := await _raw(request)):
         _check_content_type(request)
         document = parse(raw)
-    canonical = json.dumps(document, sort_keys=True, default=str, separators=(",", ":"))
+    # A number is not the string of its digits: {"price": 1.5} and {"price": "1.5"} are two bodies.
+    canonical = json.dumps(document, sort_keys=True, default=lambda d: {"": str(d)}, separators=(",", ":"))
     try:
         return model.model_validate(document), hashlib.sha256(canonical.encode()).digest()
     except ValidationError as error:

@@ -16,12 +16,13 @@ from expiry.loops import DATABASE_ERRORS
 T = TypeVar("T")
 
 ACQUIRE_S_MAX = 2.0  # wait for a connection: who waits longer had better come again
-RETRIES = 2  # of a deadlock or lock timeout; each was rolled back whole
+RETRIES = 2  # of a deadlock or serialization failure; each was rolled back whole
 RETRY_WITHIN_S = 3.0  # since the first attempt; a row that stays locked must not park a connection for long
 RETRY_WAIT_S = 0.02  # times the attempt, with jitter
 
 DRIVER_ERRORS = (*DATABASE_ERRORS, asyncpg.InternalClientError)
-_CONFLICTS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+# A lock timeout is none of them: it has waited as long as anybody should hold a connection for it.
+_CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 # SQLSTATE classes: row-caused (an overdue poison row that `place` would reclaim), conflicts, cancelled.
 _ROW_CLASSES = frozenset({"22", "23", "P0"})
 _BUSY_CLASSES = frozenset({"40", "55"})
@@ -70,7 +71,7 @@ def translated(error: Exception) -> errors.ExpiryError:
     if kind in _ROW_CLASSES:
         log.warning("api.row_failed", sqlstate=error.sqlstate, reason=str(error))
         return errors.BusyError(
-            "An overdue hold of this resource cannot be ended yet; try again in a moment."
+            "The database refused a row, perhaps an overdue hold that cannot be ended yet; try again in a moment."
         )
     if kind not in _OUTAGE_CLASSES:  # a missing function, a missing privilege: a person has to look
         log.error("api.database_unusable", sqlstate=error.sqlstate, reason=str(error))

@@ -12,7 +12,7 @@ from expiry.api import body
 from expiry.api.auth import name_of, needs, tenant_of
 from expiry.api.database import run
 from expiry.api.models import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
-from expiry.api.state import BUCKET, HINTS, POOL
+from expiry.api.state import BUCKET, HINTS, LANES, POOL
 from expiry.api.times import parse_rfc3339, rfc3339, rfc3339_or_none
 from expiry.holds import Conn, Hold
 from expiry.wakeups import after_commit
@@ -28,10 +28,11 @@ async def place(request: web.Request) -> web.Response:
     key = body.required_idempotency_key(request)
     asked, body_hash = await body.read(request, PlaceBody)
     wanted, by = [asked.wanted()], name_of(request)
-    placement = await run(
-        request.app[POOL],
-        lambda conn: holds.place_many(conn, wanted, tenant_id=tenant_id, by=by, key=(key, body_hash)),
-    )
+    async with request.app[LANES].enter(tenant_id, wanted[0].items[0].resource_id):
+        placement = await run(
+            request.app[POOL],
+            lambda conn: holds.place_many(conn, wanted, tenant_id=tenant_id, by=by, key=(key, body_hash)),
+        )
     # After a replay too: the first attempt may have died between its commit and the wake-up.
     await request.app[HINTS].enqueue(placement.holds)
     await after_commit([], placement.reclaimed, None, request.app[BUCKET])
@@ -168,12 +169,15 @@ def _answer(
     replayed: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Answer the hold as of its server_time, the database's clock: past its deadline nothing is held."""
+    """Answer the hold as of its server_time, the database's clock: past its deadline nothing is held.
+
+    A replay keeps the state that was answered first: by now the hold may be confirmed or renewed.
+    """
     if document["state"] == "held":
         now = parse_rfc3339(document["server_time"])
         left_s = (parse_rfc3339(document["expires_at"]) - now).total_seconds()
         document["expires_in_s"] = max(0.0, left_s)
-        if left_s <= 0:
+        if left_s <= 0 and not replayed:
             document["state"] = "expired"
     return web.Response(
         status=status,

@@ -10,7 +10,7 @@ from expiry.api import body
 from expiry.api.auth import needs, tenant_of
 from expiry.api.database import run
 from expiry.api.models import ResourceBody
-from expiry.api.state import POOL
+from expiry.api.state import LANES, POOL
 from expiry.holds import Conn
 from expiry.resources import Resource
 
@@ -27,7 +27,8 @@ async def put(request: web.Request) -> web.Response:
     async def declare(conn: Conn) -> None:
         await resources.declare(conn, resource_id, tenant_id=tenant_id, capacity=asked.capacity)
 
-    await run(request.app[POOL], declare)
+    async with request.app[LANES].enter(tenant_id, resource_id):
+        await run(request.app[POOL], declare)
     return await _answer(request, tenant_id, resource_id)
 
 

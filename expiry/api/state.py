@@ -4,6 +4,7 @@ import asyncpg
 from aiohttp import web
 
 from expiry.api.hints import Hints
+from expiry.api.lanes import Lanes
 from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
 from expiry.wakeups import Wakeups
@@ -11,6 +12,7 @@ from governor import Bucket
 
 POOL: "web.AppKey[asyncpg.Pool[asyncpg.Record]]" = web.AppKey("POOL")
 WAKEUPS: web.AppKey[Wakeups | None] = web.AppKey("WAKEUPS")
+LANES: web.AppKey[Lanes] = web.AppKey("LANES")
 HINTS: web.AppKey[Hints] = web.AppKey("HINTS")
 BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
 KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")

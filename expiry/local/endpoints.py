@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from expiry.local.child import private
+from expiry.local.errors import DataDirUnusableError
 
 LOOPBACK = "127.0.0.1"
 USER = "expiry"
@@ -41,9 +42,14 @@ class Endpoints:
         """Return the endpoints kept in file, with another port where one is taken by now."""
         try:
             kept = cls(**json.loads(file.read_text()))
+            postgres_port, valkey_port = _free_ports(kept.postgres_port, kept.valkey_port)
         except FileNotFoundError:
             kept = cls(0, 0, secrets.token_urlsafe(24))
-        postgres_port, valkey_port = _free_ports(kept.postgres_port, kept.valkey_port)
+            postgres_port, valkey_port = _free_ports(0, 0)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataDirUnusableError(
+                f"{file} is damaged ({error}): restore it, or use another data dir."
+            ) from error
         settled = cls(postgres_port, valkey_port, kept.password)
         if settled != kept:
             settled._keep(file)

@@ -346,8 +346,9 @@ async def test_a_body_that_does_not_come_is_408(api: Api, monkeypatch: pytest.Mo
         f"POST /v1/holds HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TENANT}\r\nIdempotency-Key: k\r\n"
         "Content-Type: application/json\r\nContent-Length: 50\r\nConnection: close\r\n\r\n{".encode()
     )
-    answer = await reader.read()
+    answer = await reader.readuntil(b"\r\n\r\n")  # the end comes when the server has lingered for 10 s
     writer.close()
     await writer.wait_closed()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"application/problem+json" in answer
+    assert b"Connection: close" in answer

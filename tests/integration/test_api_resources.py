@@ -47,10 +47,11 @@ async def test_c17_a_lowered_capacity_keeps_holds(api: Api, pool: asyncpg.Pool[a
     refused = await problem(await api.place(), 409, "insufficient_capacity")
     assert refused["available"] == 0
     assert [(await api.hold(h))["state"] for h in held] == ["held", "held"]
+    assert await pool.fetchval("SELECT lowered_at IS NOT NULL FROM resources") is True
     await api.verb(held[0], "release")
+    assert await pool.fetchval("SELECT lowered_at IS NULL FROM resources") is True
     await api.placed(quantity=1)
     assert (await api.resource())["available"] == 0
-    assert await pool.fetchval("SELECT lowered_at IS NOT NULL FROM resources") is True
 
 
 async def test_without_a_limit_nothing_is_scarce(api: Api) -> None:

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 
 import asyncpg
 import pytest
 
 import expiry
-from expiry import deadletters, doctor, errors, holds
+from expiry import deadletters, doctor, errors, holds, schema
 from expiry.api import problems
 from expiry.api.hints import Hints
 from expiry.holds import Hold
+from expiry.permits import Permits
+from expiry.service import connect_database
 from expiry.wakeups import Enqueued, Wakeups
 from expiry.wanted import Item
 from governor import GovernorSettings, PostgresBucket
+from tests import scene
+from tests.api_client import Api, problem, read
 from tests.fleet import TENANT, Pool, overdue, placed, settings_for, sweep_of, wakeups_on
+from tests.helpers import eventually
 
 REFUSE_ALL = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
     $$BEGIN RAISE EXCEPTION 'no' USING DETAIL = 'holder alice@example.org'; END $$;
 CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refuse()
 """
+
+
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 
 
 class Slow(Wakeups):
@@ -153,3 +164,81 @@ async def test_a_backslash_is_no_nul(conn: asyncpg.Connection[asyncpg.Record]) -
     metadata = {"a": "\\u0000"}
     hold = await holds.place(conn, tenant_id=TENANT, items=[Item("r")], ttl_s=60, metadata=metadata)
     assert (await holds.get(conn, hold.id, tenant_id=TENANT)).metadata == metadata
+
+
+async def test_one_locked_resource_leaves_the_others_their_connections(api: Api, pool: Pool) -> None:
+    """However many places wait for a row that a checkout keeps, an unrelated hold is confirmed at once."""
+    await api.declare(capacity=1000)
+    mine = await api.placed(resource_id="other")
+    async with pool.acquire() as conn, conn.transaction():
+        await conn.execute("SELECT FROM resources FOR UPDATE")
+        waiting = [asyncio.create_task(api.place(ttl_s=60)) for _ in range(30)]
+        await eventually(lambda: pool.fetchval(WAITING))
+        async with asyncio.timeout(1):
+            assert (await api.verb(mine, "confirm")).status == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_replay_does_not_say_that_a_confirmed_hold_expired(api: Api, pool: Pool) -> None:
+    """The first answer is repeated as it was, past its deadline too: GET says how the hold ended."""
+    first = await read(await api.place(once="k", ttl_s=1))
+    await api.verb(first, "confirm")
+    await pool.execute(
+        "UPDATE idempotency_keys SET response = response || jsonb_build_object("
+        "'placed_at', clock_timestamp() - interval '1 h')"
+    )
+    again = await read(await api.place(once="k", ttl_s=1))
+    assert (again["id"], again["state"]) == (first["id"], "held")
+
+
+async def test_a_number_is_not_the_string_of_its_digits(api: Api) -> None:
+    """Two bodies that differ in that are two bodies."""
+    assert (await api.place(once="k", metadata={"price": 1.5})).status == 201
+    again = await api.place(once="k", metadata={"price": "1.5"})
+    await problem(again, 422, "key_reused")
+
+
+async def test_an_old_snapshot_gives_no_wrong_refusal(pool: Pool) -> None:
+    """What was released since a REPEATABLE READ transaction began is Busy to it, not sold out."""
+    async with pool.acquire() as old, pool.acquire() as other:
+        await expiry.declare(other, "room", tenant_id=TENANT, capacity=1)
+        held = await holds.place(other, tenant_id=TENANT, items=[Item("room")], ttl_s=60)
+        async with scene.unfinished(old, isolation="repeatable_read"):
+            await old.execute("SELECT FROM holds")
+            await holds.release(other, held.id, tenant_id=TENANT)
+            with pytest.raises(errors.BusyError):
+                await holds.place(old, tenant_id=TENANT, items=[Item("room")], ttl_s=60)
+
+
+async def test_our_sessions_are_read_committed(pool: Pool, database_url: str, redis_url: str) -> None:
+    """Whatever the database's default, our own functions need to see what they waited for."""
+    name = await pool.fetchval("SELECT current_database()")
+    await pool.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    ours = await connect_database(settings_for(database_url, redis_url), "test")
+    assert await ours.fetchval("SHOW transaction_isolation") == "read committed"
+    await ours.close()
+
+
+async def test_a_fast_clock_fences_nobody_off(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose clock is a day ahead publishes by the database's clock like all others."""
+    row = PostgresBucket(pool, "fixed", floor_per_s=5)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    await Permits(None, row, GovernorSettings()).publish()
+    monkeypatch.undo()
+    await Permits(None, row, GovernorSettings()).publish()
+    assert (await row.read()).epoch < time.time() + 60
+    assert (await row.read()).allowance_per_s == GovernorSettings().ceiling_per_s
+
+
+async def test_a_database_that_cannot_say_every_name_is_refused(pool: Pool, database_url: str) -> None:
+    """Only UTF8 holds every holder and resource id."""
+    await pool.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    conn = await asyncpg.connect(database_url.rpartition("/")[0] + "/latin")
+    try:
+        with pytest.raises(errors.SetupError, match="UTF8"):
+            await schema.apply(conn)
+    finally:
+        await conn.close()
+        await pool.execute("DROP DATABASE latin")

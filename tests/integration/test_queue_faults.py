@@ -30,6 +30,7 @@ from tests.fleet import (
     Pool,
     assert_kept,
     due,
+    due_in,
     expired,
     holds_true,
     lags_ms,
@@ -104,26 +105,26 @@ async def test_a_stall_after_a_claim_is_not_taken_for_skew(pool: Pool, settings:
     counted = Counted()
     async with wakeups_on(settings) as wakeups, working(pool, settings, wakeups=Stalls):
         for n in range(1, 4):
-            await wakeups.enqueue(await placed(pool, 1, ttl_s=1))
+            await wakeups.enqueue([await due_in(pool, 0.7)])
             await eventually(expired(pool, n))
     assert counted("expiry_attempts_total", outcome="early", by="worker") == 0
 
 
 SLOW_COMMIT = """
-CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.15); RETURN NULL; END $$;
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
     WHEN (NEW.type = 'hold.expired') EXECUTE FUNCTION slow()
 """
 
 
 async def test_a_slow_commit_is_not_taken_for_skew(pool: Pool, settings: Settings) -> None:
-    """With synchronous replication of 150 ms a commit, holds still end at their deadline."""
+    """With synchronous replication of 400 ms a commit, holds still end at their deadline."""
     await pool.execute(SLOW_COMMIT)
     async with wakeups_on(settings) as wakeups, working(pool, settings):
         for n in range(1, 4):
-            await wakeups.enqueue(await placed(pool, 1, ttl_s=1))
+            await wakeups.enqueue([await due_in(pool, 0.7)])
             await eventually(expired(pool, n))
-    assert sorted(await lags_ms(pool))[1] < 100  # the median: 150
+    assert sorted(await lags_ms(pool))[1] < 250  # the median: 400
 
 
 # 2 batches under throttle ------------------------------------------------------------------------
@@ -161,7 +162,7 @@ async def test_no_ops_do_not_hold_up_the_floor(pool: Pool, settings: Settings) -
     started_s = time.monotonic()
     async with working(pool, settings, governor=floor):
         await eventually(expired(pool, 1))
-    assert time.monotonic() - started_s < 1.5
+    assert time.monotonic() - started_s < 3  # 20 permits take 4 s
 
 
 # 3 a pass of the sweep without end ---------------------------------------------------------------
@@ -188,7 +189,7 @@ async def test_p5_a_contended_hold_does_not_wait_for_a_quiet_moment(
     async with looping(pool, "sweep", sweep_of(pool, settings).one_pass, interval_s=0.1):
         await eventually(expired(pool, 10))
         await transaction.rollback()
-        await eventually(ended, within_s=1)
+        await eventually(ended, within_s=2)  # others become due for 3 s
 
 
 # 4 back-off --------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ async def test_an_outage_that_is_over_is_forgotten(pool: Pool, redis_url: str, d
         after = Counted()
         started_s = time.monotonic()
         await eventually(holds_true(lambda: after(last, loop="worker") > 0))
-        assert time.monotonic() - started_s < 0.5
+        assert time.monotonic() - started_s < 1.2  # a sixth failure in a row: 1.6 s at least
 
 
 # 5 outcomes --------------------------------------------------------------------------------------
@@ -394,11 +395,11 @@ async def test_what_comes_again_soon_is_not_slept_through(pool: Pool, settings: 
     """A wake-up 100 ms early is put back for the deadline, and the worker is there then."""
     async with wakeups_on(settings) as wakeups, working(pool, settings):
         for n in range(1, 4):
-            [hold] = await placed(pool, 1, ttl_s=1)
+            hold = await due_in(pool, 0.7)
             early = hold.expires_at - timedelta(milliseconds=100)
             await wakeups.enqueue_due([(Wake(hold.id, 1), early)])
             await eventually(expired(pool, n))
-    assert sorted(await lags_ms(pool))[1] < 100  # the median: 400
+    assert sorted(await lags_ms(pool))[1] < 250  # the median: 400
 
 
 async def test_a_contended_hold_is_tried_again_when_it_says(
@@ -415,4 +416,4 @@ async def test_a_contended_hold_is_tried_again_when_it_says(
                 await eventually(holds_true(lambda: counted("expiry_retries_total", reason="contended") >= 1))
                 started_s = time.monotonic()
                 await eventually(holds_true(lambda: counted("expiry_retries_total", reason="contended") >= 5))
-                assert time.monotonic() - started_s < 4 * 0.3
+                assert time.monotonic() - started_s < 4 * 0.45

@@ -131,7 +131,13 @@ async def test_what_a_session_does_becomes_requests(conn: Connection, api: tuple
         cart("buys", after_s=0.6, kind="purchase"),
     ]
     report = await replay.replay(
-        events, api_url=api_url, api_key=KEY, speed=60, ttl_s=60, capacities=lambda _product: 1
+        events,
+        api_url=api_url,
+        api_key=KEY,
+        speed=60,
+        ttl_s=60,
+        capacities=lambda _product: 1,
+        concurrency_max=1,  # the sessions are 2 ms apart, and who comes first gets the product
     )
     tally = report.tally
     assert (tally.events, tally.requests, tally.retries, tally.finished) == (7, 8, 0, True)
@@ -325,8 +331,9 @@ async def test_events_of_one_product_and_session_keep_their_order() -> None:
     assert (report.tally.placed, report.tally.confirmed, report.tally.unmatched) == (2, 1, 1)
 
 
-async def test_without_an_api_it_says_so() -> None:
+async def test_without_an_api_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens, or not ready: one sentence with the URL and the remedy."""
+    monkeypatch.setattr(replay, "READY_S_MAX", 0.1)
     with pytest.raises(SetupError, match=r"No API is ready at http://127.0.0.1:1 .*: start it or correct"):
         await replay.replay([cart("s1")], api_url="http://127.0.0.1:1/", api_key=KEY, ttl_s=1)
 
