@@ -223,6 +223,8 @@ def keys_create(
     with _explained():
         if platform == (tenant is not None):
             raise errors.SetupError("Give either --tenant NAME or --platform.")
+        if platform and scope:
+            raise errors.SetupError("A platform key has no scopes to choose: leave --scope out.")
         scopes = ["platform"] if platform else scope or ["holds", "read", "operate"]
 
         async def create(conn: Conn) -> str:

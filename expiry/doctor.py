@@ -50,6 +50,12 @@ DUE_SOON = """
 SELECT count(*) FROM (SELECT FROM holds WHERE state = 'held' AND next_attempt_at IS NULL
     AND expires_at <= statement_timestamp() + $1::double precision * interval '1 second' LIMIT 1000000) h
 """
+PAUSED = """
+SELECT string_agg(name || ' by ' || changed_by || ' since ' || date_trunc('second', changed_at)
+                  || coalesce(' (' || reason || ')', ''), ', ' ORDER BY name)
+  FROM loops WHERE paused
+"""
+LOOPS = Check("loops", "", PAUSED, "paused loops")
 WAKEUPS = Check("wakeups", "", DUE_SOON, "wake-ups in Redis")
 
 
@@ -72,6 +78,9 @@ async def examine(
     if version != schema.VERSION:
         return findings
     clocks, now = await _clocks(conn, redis)
+    paused = await conn.fetchval(PAUSED)
+    if paused:
+        findings.append(Finding(check=LOOPS, ok=True, note=paused))
     kept_since = now - timedelta(seconds=settings.retention_s) + PRUNE_MARGIN
     oldest = max(since or kept_since, kept_since)
     first_id = UUID(int=int(oldest.timestamp() * 1000) << 80)

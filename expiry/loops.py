@@ -132,7 +132,11 @@ class Pauses:
     async def look(self) -> None:
         """Read the table."""
         rows = await self._pool.fetch(PAUSED)
-        self._paused = {row["name"]: row["paused"] for row in rows}
+        paused = {row["name"]: row["paused"] for row in rows}
+        for name in NAMES:
+            if paused.get(name, False) != self.paused(name):
+                log.warning("loop.stands_still" if paused.get(name) else "loop.goes_on", loop=name)
+        self._paused = paused
         for name in NAMES:
             LOOP_PAUSED.labels(name).set(self.paused(name))
 

@@ -248,6 +248,9 @@ class GovernedWorker(Worker):
         await self._wakeups.settle(done=done, again=again, refund=refund)
         if again or refund:
             self._nudge.set()
+        missing = sum(o.kind == "missing" for o in outcomes)
+        if missing:
+            log.warning("wakeups.of_nothing", count=missing, hint="does another database use this queue?")
         CLAIM_AGE.observe(time.monotonic() - batch.asked_at_s)
         log.info(
             "batch.settled",

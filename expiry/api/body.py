@@ -180,7 +180,10 @@ def _check_text(text: str) -> None:
 def _explained(error: ValidationError) -> list[dict[str, str]]:
     """Say what is wrong where, as JSON pointers, without repeating what was sent."""
     return [
-        _error("#" + "".join(f"/{_escaped(str(step))}" for step in found["loc"]), found["msg"])
+        _error(
+            "#" + "".join(f"/{_escaped(str(step))}" for step in found["loc"]),
+            "Input should be a number" if found["type"] == "is_instance_of" else found["msg"],
+        )
         for found in error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]
     ]
 

@@ -197,7 +197,7 @@ async def test_d7_one_deadline_for_5_000_and_a_restart_of_everything() -> None:
     counted = Counted()
     with tempfile.TemporaryDirectory(prefix="expiry-", dir=data_parent()) as parent:
         async with everything(Path(parent) / "data") as (pool, wakeups):
-            holds = await placed(pool, n, ttl_s=60)
+            holds = await placed(pool, n, ttl_s=3600)  # past the horizon: not yet the promoter's
             at: datetime = await pool.fetchval("SELECT clock_timestamp()") + timedelta(seconds=1)
             await pool.execute(BACKDATE, [h.id for h in holds], [at] * n)
             await wakeups.enqueue_due([(wake, at) for wake, _ in due(holds)])
