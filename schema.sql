@@ -72,11 +72,11 @@ CREATE INDEX IF NOT EXISTS holds_due ON holds (expires_at, id)
 -- BACKED_OFF_PAGE (sweep.py), OVERVIEW (overview.py): poison rows, kept out of the head of holds_due
 CREATE INDEX IF NOT EXISTS holds_backed_off ON holds (next_attempt_at, id)
     WHERE state = 'held' AND next_attempt_at IS NOT NULL;
--- overdue holds of one resource: expiry_overdue, expiry_declare
+-- overdue holds of one resource: expiry_overdue, expiry_retrying, expiry_declare
 CREATE INDEX IF NOT EXISTS holds_by_resource ON holds (tenant_id, (resource_ids[1]), expires_at)
     WHERE state = 'held';
--- the same for the second and later items of a hold (expiry_overdue, expiry_declare); single-item holds
--- never pay for it, and no other index implies its condition
+-- the same for the second and later items of a hold (expiry_overdue, expiry_retrying, expiry_declare);
+-- single-item holds never pay for it, and no other index implies its condition
 CREATE INDEX IF NOT EXISTS holds_by_further_resource ON holds USING gin (resource_ids)
     WITH (fastupdate = off) WHERE CASE WHEN state = 'held' THEN cardinality(resource_ids) END > 1;
 -- the hold that this holder already has, named in the 409 of expiry_place
@@ -408,6 +408,21 @@ RETURNS TABLE (id uuid, quantity int, expires_at timestamptz) LANGUAGE sql STABL
     ORDER BY 3, 1 LIMIT p_limit
 $$;
 
+-- Whether units of this resource are past their deadline and their expiry, which failed, is being tried again.
+CREATE OR REPLACE FUNCTION expiry_retrying(p_tenant text, p_resource text, p_now timestamptz)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM holds h
+         WHERE h.state = 'held' AND h.tenant_id = p_tenant AND h.resource_ids[1] = p_resource
+           AND h.expires_at <= p_now AND h.next_attempt_at + interval '0 s' < 'infinity'
+    ) OR EXISTS (
+        SELECT FROM holds h
+         WHERE CASE WHEN h.state = 'held' THEN cardinality(h.resource_ids) END > 1
+           AND h.resource_ids @> ARRAY[p_resource] AND h.resource_ids[1] <> p_resource
+           AND h.tenant_id || '' = p_tenant AND h.expires_at + interval '0 s' <= p_now
+           AND h.next_attempt_at + interval '0 s' < 'infinity')
+$$;
+
 -- One attempt to place, inside the savepoint of expiry_place: end what is to be ended, take the units,
 -- write the holds. Raises EX001 (detail: the resource) when a resource is full.
 CREATE OR REPLACE FUNCTION expiry_place_attempt(
@@ -579,6 +594,9 @@ BEGIN
                     -- By an old snapshot: what changed since is a serialization failure, no wrong answer.
                     PERFORM FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = v_full.resource_id
                         FOR NO KEY UPDATE;
+                END IF;
+                IF expiry_retrying(p_tenant, v_full.resource_id, v_now) THEN
+                    RETURN QUERY SELECT 'busy', '{}'::jsonb; RETURN;
                 END IF;
                 RETURN QUERY SELECT 'insufficient_capacity', jsonb_build_object(
                     'resource_id', v_full.resource_id, 'available', greatest(v_full.available, 0),

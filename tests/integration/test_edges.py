@@ -31,6 +31,7 @@ CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refus
 """
 
 
+REFUSE_EXPIRY = REFUSE_ALL.replace("BEFORE UPDATE ON holds", "BEFORE UPDATE OF state ON holds")
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 )
@@ -242,3 +243,20 @@ async def test_a_database_that_cannot_say_every_name_is_refused(pool: Pool, data
     finally:
         await conn.close()
         await pool.execute("DROP DATABASE latin")
+
+
+async def test_units_whose_expiry_is_retried_are_not_called_sold_out(
+    pool: Pool, conn: asyncpg.Connection[asyncpg.Record], database_url: str, redis_url: str
+) -> None:
+    """Busy while the expiry of an overdue hold is tried again; sold once that has succeeded."""
+    await expiry.declare(conn, "r0", tenant_id=TENANT, capacity=1)
+    await overdue(pool, 1)
+    await conn.execute(REFUSE_EXPIRY)
+    sweep = sweep_of(pool, settings_for(database_url, redis_url, sweep_grace_s=0))
+    await sweep.permits.publish()
+    assert (await sweep.one_pass())["failed"] == 1
+    with pytest.raises(errors.BusyError):
+        await holds.place(conn, tenant_id=TENANT, items=[Item("r0")], ttl_s=60)
+    await conn.execute("DROP TRIGGER refuse ON holds; UPDATE holds SET next_attempt_at = clock_timestamp()")
+    assert (await sweep.one_pass())["expired"] == 1
+    assert await holds.place(conn, tenant_id=TENANT, items=[Item("r0")], ttl_s=60)

@@ -9,13 +9,14 @@ from tests import scene
 SETTINGS = Settings(attempts_max=2)
 
 
-async def test_p6_an_overdue_hold_that_fails_is_busy_until_it_is_set_apart(conn: Conn) -> None:
-    """First the buyer is to come again; once the failure is noted the units are not on sale."""
+async def test_p6_an_overdue_hold_that_fails_is_busy_until_it_is_given_up(conn: Conn) -> None:
+    """While attempts are left the buyer is to come again; a dead letter's units are not on sale."""
     await scene.declare(conn, "room", 1)
     late = await scene.overdue(conn, "room", holder="bad")
     await scene.break_bad_holds(conn, "P0001")
-    assert await scene.outcome(scene.place(conn, "room")) == "busy"
-    await scene.transition.expire_batch(conn, [scene.wake(late)], by="sweep", settings=SETTINGS)
+    for _ in range(2):
+        assert await scene.outcome(scene.place(conn, "room")) == "busy"
+        await scene.transition.expire_batch(conn, [scene.wake(late)], by="sweep", settings=SETTINGS)
     assert await scene.outcome(scene.place(conn, "room")) == "insufficient_capacity"
     await scene.mend(conn)
     assert await scene.expire_now(conn, late) == ["expired"]
