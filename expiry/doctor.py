@@ -11,7 +11,6 @@ from uuid import UUID
 
 import asyncpg
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -22,6 +21,7 @@ from expiry import schema
 from expiry.holds import Conn
 from expiry.promises import CHECKS, COUNTERS, Check
 from expiry.settings import Settings
+from expiry.wakeups import REDIS_AWAY
 
 ROWS_MAX = 50_000  # things one check looks at: about a second on a small machine
 EXAMPLES_MAX = 5
@@ -157,7 +157,7 @@ async def _clocks(conn: Conn, redis: Redis | None) -> tuple[Finding, datetime]:
             travel = (datetime.now(UTC) - asked_at) / 2
             skew_s = seconds + micros / 1e6 - (asked_at + travel).timestamp()
             note += f", Redis {skew_s * 1000:+.1f} ms"
-        except (RedisError, OSError, TimeoutError) as error:
+        except REDIS_AWAY as error:
             note += f", Redis does not answer ({error!r})"
     return Finding(check=CLOCKS, ok=True, note=note), now
 
@@ -169,7 +169,7 @@ async def _wakeups(conn: Conn, redis: Redis, settings: Settings, now: datetime) 
         until_ms = (now.timestamp() + settings.horizon_s) * 1000
         queued = await redis.zcount(settings.queue, "-inf", until_ms)
         aside = await redis.zcard(f"{settings.queue}:unknown")
-    except (RedisError, OSError, TimeoutError) as error:
+    except REDIS_AWAY as error:
         return Finding(check=WAKEUPS, ok=True, note=f"Redis does not answer ({error!r})")
     note = f"{queued:,} for {held:,} holds due within {settings.horizon_s:.0f} s, {aside:,} moved aside"
     return Finding(check=WAKEUPS, ok=True, note=note)

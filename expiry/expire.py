@@ -77,13 +77,14 @@ async def expire_batch(conn: Conn, wakes: Sequence[Wake], *, by: str, settings: 
     """
     with BATCH_SECONDS.labels(by).time():
         outcomes = await _bisect(conn, wakes, by, settings)
-    for kind, count in Tally(o.kind for o in outcomes).items():
+    tally = Tally(o.kind for o in outcomes)
+    for kind, count in tally.items():
         ATTEMPTS.labels(kind, by).inc(count)
     lag = LAG.labels(by)
     for outcome in outcomes:
         if outcome.kind == "expired":
             lag.observe(outcome.ms / 1000)
-    ENDED.labels("expired").inc(sum(o.kind == "expired" for o in outcomes))
+    ENDED.labels("expired").inc(tally["expired"])
     return outcomes
 
 

@@ -81,11 +81,11 @@ class Permits:
 
     async def refund(self, n: int) -> None:
         """Give back permits that started nothing; losing them in an outage only slows us down."""
-        for bucket in self._in_order()[:1]:
-            try:
-                await bucket.refund(n)
-            except BucketUnavailable:
-                self._avoid(bucket)
+        bucket = self._in_order()[0]
+        try:
+            await bucket.refund(n)
+        except BucketUnavailable:
+            self._avoid(bucket)
 
     def _in_order(self) -> list[Bucket]:
         if self.primary is None or time.monotonic() < self._avoid_until_s:

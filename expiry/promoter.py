@@ -55,10 +55,11 @@ class Promoter:
         if not await self._my_turn():
             return 0
         now: datetime = await self.pool.fetchval(CLOCK)
-        reached, reason = await self._reached(now)
+        run_id = await self._run_id()
+        reached, reason = await self._reached(now, run_id)
         until = now + timedelta(seconds=self.settings.horizon_s)
         queued = await self._promote(reached, until)
-        await self._remember(until)
+        await self._remember(until, run_id)
         if not reason and await self._fewer(now):
             # Part of the set was lost. What is near is mended now, the rest when it comes near.
             reason = "fewer"
@@ -76,7 +77,7 @@ class Promoter:
         px = round(self.settings.promoter_interval_s * 900)
         return bool(await self.wakeups.redis.set(f"{self.wakeups.queue}:turn", b"1", nx=True, px=px))
 
-    async def _reached(self, now: datetime) -> tuple[datetime, str | None]:
+    async def _reached(self, now: datetime, run_id: str) -> tuple[datetime, str | None]:
         """How far this Redis is known to be filled, or from where to fill it again, and why."""
         # What is overdue by more than the grace is the sweep's, if there is one.
         overdue_since = now - timedelta(seconds=self.settings.grace_s)
@@ -86,7 +87,7 @@ class Promoter:
         )
         if not known:
             return start, "lost"
-        if known[b"run_id"].decode() != await self._run_id():
+        if known[b"run_id"].decode() != run_id:
             return start, "restarted"
         return datetime.fromtimestamp(int(known[b"until_ms"]) / 1000, UTC), None
 
@@ -102,9 +103,9 @@ class Promoter:
                 return queued
             cursor = (rows[-1]["expires_at"], rows[-1]["id"])
 
-    async def _remember(self, until: datetime) -> None:
+    async def _remember(self, until: datetime, run_id: str) -> None:
         # Whole milliseconds, rounded down: a slice may overlap the last, never leave a gap.
-        marker = {"until_ms": int(until.timestamp() * 1000), "run_id": await self._run_id()}
+        marker = {"until_ms": int(until.timestamp() * 1000), "run_id": run_id}
         await cast("Awaitable[int]", self.wakeups.redis.hset(self._marker, mapping=marker))
 
     async def _fewer(self, now: datetime) -> bool:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from expiry import errors
 from expiry.holds import Conn
-from expiry.wanted import TEXT_MAX
+from expiry.wanted import INT_MAX, TEXT_MAX
 
-CAPACITY_MAX = 2**31 - 1
 OVERDUE_MAX = 10_000  # holds summed up for one answer; beyond, `available` is too low rather than too high
 
 
@@ -32,8 +31,8 @@ async def declare(conn: Conn, resource_id: str, *, tenant_id: str, capacity: int
     """
     if not 1 <= len(resource_id) <= TEXT_MAX:
         raise errors.OutOfRangeError(f"resource_id: 1 to {TEXT_MAX} characters")
-    if capacity is not None and not 0 <= capacity <= CAPACITY_MAX:
-        raise errors.OutOfRangeError(f"capacity: 0 to {CAPACITY_MAX}, or null")
+    if capacity is not None and not 0 <= capacity <= INT_MAX:
+        raise errors.OutOfRangeError(f"capacity: 0 to {INT_MAX}, or null")
     await conn.execute(DECLARE, tenant_id, resource_id, capacity)
 
 

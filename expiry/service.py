@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import asyncpg
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from expiry import loops, schema
 from expiry.api import make_app, make_health_app, serve
@@ -25,7 +24,7 @@ from expiry.prune import Prune
 from expiry.settings import Settings
 from expiry.sweep import Sweep
 from expiry.telemetry import mask
-from expiry.wakeups import Wakeups, connect_redis
+from expiry.wakeups import REDIS_AWAY, Wakeups, connect_redis
 from expiry.worker import GovernedWorker
 from governor import GovernorSettings, PostgresBucket, RedisBucket
 
@@ -68,7 +67,7 @@ async def check_redis(redis: Redis, settings: Settings) -> None:
     """Raise SetupError unless Redis answers."""
     try:
         await redis.ping()
-    except (RedisError, OSError, TimeoutError) as error:
+    except REDIS_AWAY as error:
         raise SetupError(
             f"Redis cannot be used at {mask(settings.redis_url.get_secret_value())}: {_sentence(error)}. "
             "Start it, correct EXPIRY_REDIS_URL, or set EXPIRY_MODE=sweep to do without it."

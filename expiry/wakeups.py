@@ -31,6 +31,7 @@ from governor import Bucket, BucketUnavailable, GovernorSettings, bucket_library
 JOB_NAME = "expire"
 BODY = json.dumps({"f": JOB_NAME}, separators=(",", ":")).encode()  # the id alone carries all we need
 BODY_OUTLIVES_MS = 86_400_000  # as in arq
+REDIS_AWAY = (RedisError, OSError, TimeoutError)  # what a call to Redis raises when it cannot be made
 BULK_MAX = 1000  # wake-ups in one call: a few ms of Redis's only thread
 
 ENQUEUED = Counter("expiry_wakeups_enqueued", "Wake-ups handed to Redis.", ["result"])
@@ -108,7 +109,7 @@ class Wakeups:
         ENQUEUED.labels("later").inc(later)
         try:
             done = await self.enqueue_due(due)
-        except (RedisError, OSError, TimeoutError) as error:
+        except REDIS_AWAY as error:
             # Whether the call arrived is unknown; that is as good as lost, and enqueuing is idempotent.
             ENQUEUED.labels("error").inc(len(due))
             log.warning("wakeups.lost", count=len(due), reason=repr(error))

@@ -28,8 +28,7 @@ end
 
 local granted, wait_us, state = bucket.take(KEYS[2], #ids, ARGV[4], now_us)
 local leased = string.format('%.0f.5', now_ms + ARGV[2])
-local answer = {string.format('%.3f', now_ms), wait_us, 
-  state.micros < state.lapse and state.rate or state.floor, aside, false}
+local answer = {string.format('%.3f', now_ms), wait_us, bucket.in_force(state), aside, false}
 for first = 1, granted, 1000 do
   local moves = {}
   for i = first, math.min(granted, first + 999) do

@@ -8,6 +8,7 @@ second, so nothing can slip in unseen.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter as Tally
@@ -28,7 +29,7 @@ from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
 from expiry.permits import GATHER_S, batch_size
 from expiry.settings import Settings
 from expiry.telemetry import LOOP_LAST
-from expiry.wakeups import Again, Claim, Wakeups, deserialize, parse, serialize
+from expiry.wakeups import REDIS_AWAY, Again, Claim, Wakeups, deserialize, parse, serialize
 
 PEEK_S = 0.5  # the head is looked at this often, at least
 REST_S_MIN = 0.0005  # a deadline less than this ahead is not worth a timer
@@ -241,23 +242,25 @@ class GovernedWorker(Worker):
             if wait_ms is None:
                 done.append(id_)
             else:
-                again.append(Again(id_, -(-(outcome.at_ms + wait_ms) // 1)))
+                again.append(Again(id_, math.ceil(outcome.at_ms + wait_ms)))
                 RETRIES.labels(outcome.kind).inc()
-        refund = sum(o.kind in NOT_STARTED for o in outcomes)
+        tally = Tally(o.kind for o in outcomes)
+        refund = sum(tally[kind] for kind in NOT_STARTED)
         # Acknowledged after the commit: a settle that is lost means a second, empty look.
         await self._wakeups.settle(done=done, again=again, refund=refund)
         if again or refund:
             self._nudge.set()
-        missing = sum(o.kind == "missing" for o in outcomes)
-        if missing:
-            log.warning("wakeups.of_nothing", count=missing, hint="does another database use this queue?")
+        if tally["missing"]:
+            log.warning(
+                "wakeups.of_nothing", count=tally["missing"], hint="does another database use this queue?"
+            )
         CLAIM_AGE.observe(time.monotonic() - batch.asked_at_s)
         log.info(
             "batch.settled",
             holds=len(outcomes),
             ms=round(elapsed_s * 1000, 1),
             lag_ms_max=round(max((o.ms for o in outcomes if o.kind == "expired"), default=0), 1),
-            **Tally(o.kind for o in outcomes),
+            **tally,
         )
 
     async def _come_again(self, claim: Claim, wait_ms: float, reason: str) -> None:
@@ -266,7 +269,7 @@ class GovernedWorker(Worker):
         at_ms = claim.now_ms + wait_ms
         try:
             await self._wakeups.settle(done=(), again=[Again(i, at_ms) for i in claim.ids])
-        except (*loops.REDIS_ERRORS, OSError, TimeoutError) as error:
+        except REDIS_AWAY as error:
             log.warning("lease.left", count=len(claim.ids), reason=repr(error))
 
     async def _hand_back(self) -> None:
@@ -300,5 +303,5 @@ async def expire(ctx: dict[Any, Any]) -> str:
         [outcome] = await expire_batch(conn, [wake], by="worker", settings=ctx["settings"])
     wait_ms = _wait_ms(outcome)
     if wait_ms is not None:
-        raise Retry(defer=-(-wait_ms // 1) / 1000)
+        raise Retry(defer=math.ceil(wait_ms) / 1000)
     return outcome.kind

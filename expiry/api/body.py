@@ -22,7 +22,6 @@ BYTES_MAX = 1_048_576
 READ_S_MAX = 30.0  # from the head to the end of a body: who sends slower keeps a connection for nothing
 DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's parsers give up
 ERRORS_MAX = 20  # named in one answer
-GENERATION_MAX = 2**63 - 1
 UUID_CHARS = 36
 
 _ETAG = re.compile(r'"g([1-9][0-9]{0,17})"')

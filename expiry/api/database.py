@@ -10,6 +10,7 @@ import asyncpg
 import structlog
 
 from expiry import errors
+from expiry.deadletters import lies_in_row
 from expiry.holds import Conn
 from expiry.loops import DATABASE_ERRORS
 
@@ -23,8 +24,7 @@ RETRY_WAIT_S = 0.02  # times the attempt, with jitter
 DRIVER_ERRORS = (*DATABASE_ERRORS, asyncpg.InternalClientError)
 # A lock timeout is none of them: it has waited as long as anybody should hold a connection for it.
 _CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-# SQLSTATE classes: row-caused (an overdue poison row that `place` would reclaim), conflicts, cancelled.
-_ROW_CLASSES = frozenset({"22", "23", "P0"})
+# SQLSTATE classes: conflicts and locks; then what says that the database is away.
 _BUSY_CLASSES = frozenset({"40", "55"})
 _OUTAGE_CLASSES = frozenset({"08", "25", "28", "3D", "53", "57", "58"})
 
@@ -68,8 +68,8 @@ def translated(error: Exception) -> errors.ExpiryError:
     kind = (error.sqlstate or "")[:2]
     if kind in _BUSY_CLASSES or isinstance(error, asyncpg.QueryCanceledError):
         return errors.BusyError()
-    if kind in _ROW_CLASSES:
-        log.warning("api.row_failed", sqlstate=error.sqlstate, reason=str(error))
+    if lies_in_row(error):  # an overdue poison row that `place` would reclaim, say; its DETAIL quotes the row
+        log.warning("api.row_failed", sqlstate=error.sqlstate, reason=error.args[0])
         return errors.BusyError(
             "The database refused a row, perhaps an overdue hold that cannot be ended yet; try again in a moment."
         )

@@ -19,11 +19,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from expiry.api.times import parse_rfc3339
-from expiry.resources import CAPACITY_MAX
-from expiry.wanted import ITEMS_MAX, QUANTITY_MAX, TEXT_MAX, TTL_S_MAX, Item, Wanted
+from expiry.wanted import (
+    INT_MAX,
+    ITEMS_MAX,
+    METADATA_BYTES_MAX,
+    QUANTITY_MAX,
+    TEXT_MAX,
+    TTL_S_MAX,
+    Item,
+    Wanted,
+)
 
-METADATA_BYTES_MAX = 8192
-INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 
@@ -129,7 +135,7 @@ class PlaceBody(DeadlineBody):
     metadata: Metadata | None = Field(
         default=None, description="Any object, at most 8 KiB.", examples=[{"channel": "web"}]
     )
-    max_renewals: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
+    max_renewals: Annotated[int, Field(ge=0, le=INT_MAX)] | None = Field(
         default=None, description="How often the hold may be renewed; null: any number.", examples=[3]
     )
     max_lifetime_s: Seconds | None = Field(
@@ -198,7 +204,7 @@ class GiveBackBody(ConditionalBody):
 class ResourceBody(Body):
     """A declared resource."""
 
-    capacity: Annotated[int, Field(ge=0, le=CAPACITY_MAX)] | None = Field(
+    capacity: Annotated[int, Field(ge=0, le=INT_MAX)] | None = Field(
         description="Units on sale; null: counted without a limit.", examples=[10]
     )
 

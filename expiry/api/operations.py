@@ -6,7 +6,6 @@ from typing import Any
 
 import structlog
 from aiohttp import web
-from redis.exceptions import RedisError
 
 from expiry import loops, overview
 from expiry.api import body
@@ -15,7 +14,7 @@ from expiry.api.database import run
 from expiry.api.models import PauseBody, ResumeBody
 from expiry.api.state import POOL, WAKEUPS
 from expiry.api.times import rfc3339
-from expiry.wakeups import Wakeups
+from expiry.wakeups import REDIS_AWAY, Wakeups
 
 QUEUE_S_MAX = 2.0  # wait for Redis
 
@@ -81,7 +80,7 @@ async def _queue(wakeups: Wakeups | None, *, now_ms: float) -> dict[str, Any] | 
     try:
         async with asyncio.timeout(QUEUE_S_MAX):
             depth, oldest_ms = await wakeups.depth(), await wakeups.oldest_ms()
-    except (RedisError, OSError, TimeoutError) as error:
+    except REDIS_AWAY as error:
         log.debug("overview.queue_unknown", reason=repr(error))
         return None
     age_s = 0.0 if oldest_ms is None else max(0.0, now_ms - oldest_ms) / 1000

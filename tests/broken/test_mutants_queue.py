@@ -248,8 +248,8 @@ def remembers_too_much(stage: Stage, _patch: pytest.MonkeyPatch) -> None:
     """Note that the slice came further than it did."""
 
     class Broken(Promoter):
-        async def _remember(self, until: datetime) -> None:
-            await super()._remember(until + timedelta(milliseconds=3))
+        async def _remember(self, until: datetime, run_id: str) -> None:
+            await super()._remember(until + timedelta(milliseconds=3), run_id)
 
     assert "_remember" in vars(Promoter)
     stage.promoter = Broken
