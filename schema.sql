@@ -1,4 +1,4 @@
--- The specification of the hold store: PostgreSQL 14 or newer, re-runnable, version 1.
+-- The specification of the hold store: PostgreSQL 14 or newer, re-runnable, version 2.
 --
 -- Applied by `expiry migrate` (one transaction, one advisory lock, so that many processes may
 -- try at once) or by `psql -1 -f schema.sql`. Names are unqualified: the objects live in the first
@@ -18,6 +18,15 @@ CREATE TABLE IF NOT EXISTS expiry_schema (
     version     int PRIMARY KEY,                    -- compared with the program's own at every start
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- A database of an older version becomes this one here; what follows then finds it as it would have made it.
+DO $$ BEGIN
+    IF (SELECT max(version) FROM expiry_schema) = 1 THEN
+        ALTER TABLE outbox ADD COLUMN epoch int NOT NULL DEFAULT 1;
+        ALTER TABLE outbox ALTER COLUMN epoch DROP DEFAULT,
+            DROP CONSTRAINT outbox_pkey, ADD PRIMARY KEY (tenant_id, epoch, xid, id);
+    END IF;
+END $$;
 
 -- ---------------------------------------------------------------------------------------- holds
 
@@ -72,16 +81,23 @@ CREATE INDEX IF NOT EXISTS holds_due ON holds (expires_at, id)
 -- BACKED_OFF_PAGE (sweep.py), OVERVIEW (overview.py): poison rows, kept out of the head of holds_due
 CREATE INDEX IF NOT EXISTS holds_backed_off ON holds (next_attempt_at, id)
     WHERE state = 'held' AND next_attempt_at IS NOT NULL;
--- overdue holds of one resource: expiry_overdue, expiry_retrying, expiry_declare
+-- overdue holds of one resource: expiry_overdue, expiry_retrying, expiry_declare; BY_RESOURCE (listing.py)
 CREATE INDEX IF NOT EXISTS holds_by_resource ON holds (tenant_id, (resource_ids[1]), expires_at)
     WHERE state = 'held';
 -- the same for the second and later items of a hold (expiry_overdue, expiry_retrying, expiry_declare);
 -- single-item holds never pay for it, and no other index implies its condition
 CREATE INDEX IF NOT EXISTS holds_by_further_resource ON holds USING gin (resource_ids)
     WITH (fastupdate = off) WHERE CASE WHEN state = 'held' THEN cardinality(resource_ids) END > 1;
--- the hold that this holder already has, named in the 409 of expiry_place
+-- the hold that this holder already has, named in the 409 of expiry_place; BY_HOLDER (listing.py)
 CREATE INDEX IF NOT EXISTS holds_by_holder ON holds (holder, tenant_id, id)
     WHERE state = 'held' AND holder IS NOT NULL;
+-- BY_DEADLINE (listing.py): what a tenant holds, and what of it is overdue. Its condition is written so that no
+-- other statement implies it: for one resource it would be the wrong index.
+CREATE INDEX IF NOT EXISTS holds_by_tenant ON holds (tenant_id, expires_at, id)
+    WHERE CASE WHEN state = 'held' THEN true END;
+-- BY_REFERENCE (listing.py): the holds of an order or a cart, in any state
+CREATE INDEX IF NOT EXISTS holds_by_external_ref ON holds (tenant_id, external_ref, id)
+    WHERE external_ref IS NOT NULL;
 
 -- ------------------------------------------------------------------------------------ resources
 
@@ -100,11 +116,14 @@ CREATE TABLE IF NOT EXISTS resources (
     -- Counters change with every hold and are in no index: free space on the page keeps them HOT.
     fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000
 );
+-- RESOURCES (resources.py): in the order of bytes, in which what begins alike stands together. Written so
+-- that no other statement can take it for the primary key.
+CREATE INDEX IF NOT EXISTS resources_by_prefix ON resources ((tenant_id || ''), (resource_id || '') COLLATE "C");
 
 -- --------------------------------------------------------------------------------------- outbox
 
 -- The event log: one row per verb and generation, written by the transaction of the verb. Append-only
--- until pruned.
+-- until pruned. A reader's cursor is a place in (epoch, xid, id), never id alone: a lower id may commit later.
 CREATE TABLE IF NOT EXISTS outbox (
     xid          xid8 NOT NULL DEFAULT pg_current_xact_id(),  -- a reader stays below the oldest running one
     id           bigint GENERATED ALWAYS AS IDENTITY,
@@ -115,11 +134,33 @@ CREATE TABLE IF NOT EXISTS outbox (
     generation   bigint NOT NULL,
     occurred_at  timestamptz NOT NULL,
     data         jsonb NOT NULL,
-    -- the cursor of the event feed: (xid, id), not id alone (a lower id may commit later)
-    PRIMARY KEY (xid, id)
+    epoch        int NOT NULL,                      -- expiry_epoch(): xids are in order within one run of a server
+    -- expiry_feed, expiry_forget_events, TENANTS_WITH_OLD_EVENTS (prune.py)
+    PRIMARY KEY (tenant_id, epoch, xid, id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.0, autovacuum_vacuum_insert_threshold = 100000);
--- P3 as a constraint: a second effect of one verb on one generation cannot be written; ONE_END (promises.py)
+-- P3 as a constraint: a second effect of one verb on one generation cannot be written; ONE_END (promises.py),
+-- expiry_feed and HISTORY (history.py), for one hold
 CREATE UNIQUE INDEX IF NOT EXISTS outbox_once ON outbox (hold_id, generation, type);
+-- expiry_recent: what was lately; it costs next to nothing, for time and place agree in a log
+CREATE INDEX IF NOT EXISTS outbox_by_time ON outbox USING brin (occurred_at) WITH (pages_per_range = 32, autosummarize = on);
+
+-- Runs of database servers, numbered. A restored or promoted server may count transactions from anywhere; as it
+-- was started at another time, its first event begins a new epoch, which comes after all that was read before.
+CREATE TABLE IF NOT EXISTS outbox_epochs (
+    server_started_at  timestamptz PRIMARY KEY,     -- pg_postmaster_start_time()
+    epoch              int NOT NULL,
+    below              xid8 NOT NULL                -- once nothing below this runs, older epochs are complete
+);
+-- expiry_feed_end, expiry_epoch: the newest
+CREATE INDEX IF NOT EXISTS outbox_epochs_newest ON outbox_epochs (epoch);
+
+-- Up to where the events of a tenant have been pruned: a cursor before that has missed some.
+CREATE TABLE IF NOT EXISTS outbox_pruned (
+    tenant_id  text PRIMARY KEY,
+    epoch      int NOT NULL,
+    xid        xid8 NOT NULL,
+    id         bigint NOT NULL
+);
 
 -- ------------------------------------------------------------------------------------- failures
 
@@ -151,6 +192,8 @@ CREATE TABLE IF NOT EXISTS dead_letters (
 -- one unresolved row per piece of work: RECORD_FAILURE, REPLAY (deadletters.py), expiry_end
 CREATE UNIQUE INDEX IF NOT EXISTS dead_letters_unresolved ON dead_letters (hold_id, kind)
     WHERE state IN ('retrying', 'open');
+-- FAILURES (history.py)
+CREATE INDEX IF NOT EXISTS dead_letters_by_hold ON dead_letters (hold_id, id);
 
 -- ------------------------------------------------------------------------------------ operation
 
@@ -211,6 +254,136 @@ CREATE INDEX IF NOT EXISTS idempotency_keys_by_age ON idempotency_keys (created_
 -- (state || '' = 'held' proves no partial index): a plan cached while the table was small must be the right
 -- one when it is large.
 
+-- The epoch that an event written now belongs to; the first one of a new run of the server begins it.
+CREATE OR REPLACE FUNCTION expiry_epoch() RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_epoch int;
+BEGIN
+    SELECT e.epoch INTO v_epoch FROM outbox_epochs e WHERE e.server_started_at = pg_postmaster_start_time();
+    IF NOT FOUND THEN
+        -- Who comes at the same time waits for the first one here, and gets its number.
+        INSERT INTO outbox_epochs (server_started_at, epoch, below)
+        SELECT pg_postmaster_start_time(), coalesce(max(e.epoch), 0) + 1, pg_snapshot_xmax(pg_current_snapshot())
+          FROM outbox_epochs e
+            ON CONFLICT (server_started_at) DO UPDATE SET epoch = outbox_epochs.epoch
+        RETURNING outbox_epochs.epoch INTO v_epoch;
+    END IF;
+    RETURN v_epoch;
+END $$;
+
+-- Where the event feed ends now: every event below (epoch, xid) is there to be read, and none can come any more.
+-- That is below the oldest transaction that still runs and may write here; those of other databases may not.
+-- Their xids are left out only while they are seen to be such: who ended meanwhile counts until the next look.
+-- `newest` and `next`: the current epoch and the next xid, beyond which nothing was ever written.
+CREATE OR REPLACE FUNCTION expiry_feed_end(OUT epoch int, OUT xid xid8, OUT newest int, OUT next xid8)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_below xid8;
+BEGIN
+    next := pg_snapshot_xmax(pg_current_snapshot());
+    IF pg_is_in_recovery() THEN  -- a standby does not list what runs on its primary
+        xid := pg_snapshot_xmin(pg_current_snapshot());
+    ELSE
+        SELECT coalesce(min(r.xid), next) INTO xid
+          FROM pg_snapshot_xip(pg_current_snapshot()) AS r (xid)
+         WHERE NOT EXISTS (SELECT FROM pg_stat_get_activity(NULL) a
+                            WHERE a.backend_xid = r.xid::xid
+                              AND a.datid <> (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+           AND NOT EXISTS (SELECT FROM pg_prepared_xacts p
+                            WHERE p.transaction = r.xid::xid AND p.database <> current_database());
+    END IF;
+    SELECT e.epoch, e.below INTO newest, v_below FROM outbox_epochs e WHERE e.epoch > 0 ORDER BY e.epoch DESC LIMIT 1;
+    newest := coalesce(newest, 1);
+    -- Something from before this epoch (a prepared transaction, say) may not be over.
+    epoch := newest - (xid < v_below)::int;
+    epoch := coalesce(epoch, newest);
+END $$;
+
+-- Events of a tenant after a cursor, in the order in which they are to be read, and where to go on.
+--
+-- The last row is no event (its key is null): its type says `more` (there may be more at once), `end` or `expired`
+-- (events after the cursor were pruned, or it comes from a future that a restore undid); its place is the next
+-- cursor. Epoch 0 begins with the oldest event that is kept. At most p_scan rows are looked at.
+CREATE OR REPLACE FUNCTION expiry_feed(
+    p_tenant text, p_epoch int, p_xid xid8, p_id bigint, p_type text, p_hold uuid, p_limit int, p_scan int
+) RETURNS TABLE (epoch int, xid xid8, id bigint, key text, type text, hold_id uuid, generation bigint,
+                 occurred_at timestamptz, data jsonb)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+    v_end record;
+    v_events refcursor;
+    v_event outbox;
+    v_last outbox;
+    v_seen int := 0;
+    v_found int := 0;
+BEGIN
+    SELECT * INTO v_end FROM expiry_feed_end();
+    occurred_at := clock_timestamp();
+    IF p_epoch > v_end.newest OR p_epoch = v_end.newest AND p_xid > v_end.next
+       OR p_epoch > 0 AND EXISTS (SELECT FROM outbox_pruned p
+                                   WHERE p.tenant_id = p_tenant AND (p.epoch, p.xid, p.id) > (p_epoch, p_xid, p_id)) THEN
+        type := 'expired'; RETURN NEXT; RETURN;
+    END IF;
+    IF p_hold IS NULL THEN
+        OPEN v_events FOR
+            SELECT * FROM outbox o
+             WHERE o.tenant_id = p_tenant AND (o.epoch, o.xid, o.id) > (p_epoch, p_xid, p_id)
+               AND (o.epoch, o.xid, o.id) < (v_end.epoch, v_end.xid, 0::bigint)
+             ORDER BY o.epoch, o.xid, o.id LIMIT p_scan;
+    ELSE
+        OPEN v_events FOR
+            SELECT * FROM outbox o
+             WHERE o.hold_id = p_hold AND o.tenant_id || '' = p_tenant
+               AND (o.epoch, o.xid, o.id) > (p_epoch, p_xid, p_id)
+               AND (o.epoch, o.xid, o.id) < (v_end.epoch, v_end.xid, 0::bigint)
+             ORDER BY o.epoch, o.xid, o.id LIMIT p_scan;
+    END IF;
+    WHILE v_found < p_limit LOOP
+        FETCH v_events INTO v_event;
+        EXIT WHEN NOT FOUND;
+        v_seen := v_seen + 1;
+        v_last := v_event;
+        IF p_type IS NULL OR v_event.type = p_type THEN
+            v_found := v_found + 1;
+            epoch := v_event.epoch; xid := v_event.xid; id := v_event.id; key := v_event.key; type := v_event.type;
+            hold_id := v_event.hold_id; generation := v_event.generation; occurred_at := v_event.occurred_at;
+            data := v_event.data;
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+    CLOSE v_events;
+    key := NULL; hold_id := NULL; generation := NULL; data := NULL; occurred_at := clock_timestamp();
+    IF v_found = p_limit OR v_seen = p_scan THEN
+        type := 'more'; epoch := v_last.epoch; xid := v_last.xid; id := v_last.id;
+    ELSIF (p_epoch, p_xid, p_id) > (v_end.epoch, v_end.xid, 0::bigint) THEN
+        type := 'end'; epoch := p_epoch; xid := p_xid; id := p_id;
+    ELSE
+        type := 'end'; epoch := v_end.epoch; xid := v_end.xid; id := 0;
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- What happened lately, in no order, at most p_limit events: for operators, who look at all tenants.
+CREATE OR REPLACE FUNCTION expiry_recent(p_since timestamptz, p_limit int) RETURNS SETOF outbox
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM outbox o WHERE o.occurred_at >= p_since LIMIT p_limit;
+END $$;
+
+-- Since when at most p_limit events happened, roughly, but not before p_since: how far back one can look cheaply.
+CREATE OR REPLACE FUNCTION expiry_reach(p_since timestamptz, p_limit int) RETURNS timestamptz
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_since timestamptz := p_since;
+    v_seconds int;
+BEGIN
+    FOREACH v_seconds IN ARRAY '{2592000,86400,14400,3600,900,300,60,15,5,1}'::int[] LOOP
+        EXIT WHEN (SELECT count(*) FROM expiry_recent(v_since, p_limit + 1)) <= p_limit;
+        v_since := greatest(p_since, clock_timestamp() - v_seconds * interval '1 s');
+    END LOOP;
+    RETURN v_since;
+END $$;
+
 -- End holds that the caller has locked and checked: state, counters and event in one statement.
 -- The only place where a hold leaves a state and where units come back. Counted resources of these
 -- holds must be locked already (in order), so that no wait happens here.
@@ -229,9 +402,9 @@ BEGIN
         RETURNING h.id, h.tenant_id, h.generation, h.resource_ids, h.quantities, h.counted,
                   h.holder, h.external_ref, h.expires_at, h.attempts
     ), event AS (
-        INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
-        SELECT p_verb || ':' || e.id || ':' || e.generation, e.tenant_id, 'hold.' || p_state, e.id,
-               e.generation, p_at,
+        INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+        SELECT (SELECT expiry_epoch()), p_verb || ':' || e.id || ':' || e.generation, e.tenant_id,
+               'hold.' || p_state, e.id, e.generation, p_at,
                jsonb_build_object('resource_ids', e.resource_ids, 'quantities', e.quantities,
                                   'holder', e.holder, 'external_ref', e.external_ref,
                                   'expires_at', e.expires_at, 'by', p_by, 'reason', p_reason)
@@ -493,8 +666,8 @@ BEGIN
                    holder text, external_ref text, metadata jsonb, max_renewals int, max_lifetime_us bigint)
         RETURNING id, resource_ids, quantities, holder, external_ref, expires_at
     )
-    INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
-    SELECT 'place:' || p.id || ':1', p_tenant, 'hold.placed', p.id, 1, v_now,
+    INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+    SELECT (SELECT expiry_epoch()), 'place:' || p.id || ':1', p_tenant, 'hold.placed', p.id, 1, v_now,
            jsonb_build_object('resource_ids', p.resource_ids, 'quantities', p.quantities, 'holder', p.holder,
                               'external_ref', p.external_ref, 'expires_at', p.expires_at, 'by', p_by)
       FROM placed p;
@@ -537,7 +710,7 @@ $$;
 -- max_renewals, max_lifetime_us, replaces}]. Outcomes: placed | replayed | key_in_progress | key_reused |
 -- out_of_range (expires_at) | insufficient_capacity | busy (overdue holds are still being ended) |
 -- replaced_missing | replaced_ended. Anything but `placed` leaves nothing behind. `detail` holds now,
--- placed_at and the number of reclaimed holds, or what the refusal names.
+-- placed_at and the number of reclaimed holds, or what the refusal names (id: of the request that is refused).
 CREATE OR REPLACE FUNCTION expiry_place(
     p_tenant text, p_requests jsonb, p_by text, p_route text, p_key text, p_body_hash bytea
 ) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
@@ -550,6 +723,7 @@ DECLARE
     v_full record;
     v_reclaimed int;
     v_known record;
+    v_refused uuid;
 BEGIN
     IF p_key IS NOT NULL THEN
         -- A duplicate must not park a connection: answer at once, the client comes again.
@@ -566,22 +740,30 @@ BEGIN
         END IF;
     END IF;
 
-    IF EXISTS (SELECT FROM jsonb_to_recordset(p_requests)
-                          AS q (expires_at timestamptz, ttl_us bigint, max_lifetime_us bigint)
-                WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s'
-                   OR coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
-                      > v_now + q.max_lifetime_us * interval '1 microsecond') THEN
-        RETURN QUERY SELECT 'out_of_range', '{}'::jsonb; RETURN;
+    SELECT q.id INTO v_refused
+      FROM jsonb_to_recordset(p_requests) AS q (id uuid, expires_at timestamptz, ttl_us bigint, max_lifetime_us bigint)
+     WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s'
+        OR coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
+           > v_now + q.max_lifetime_us * interval '1 microsecond'
+     LIMIT 1;
+    IF FOUND THEN
+        RETURN QUERY SELECT 'out_of_range', jsonb_build_object('id', v_refused); RETURN;
     END IF;
     SELECT coalesce(array_agg(DISTINCT q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}') INTO v_replace
       FROM jsonb_to_recordset(p_requests) AS q (replaces uuid);
-    -- Said before any shortage is; whether it is still true under the lock, the attempt sees.
-    SELECT count(*) AS known, count(*) FILTER (WHERE h.state = 'held' AND h.expires_at > v_now) AS held
-      INTO v_known FROM holds h WHERE h.id = ANY (v_replace) AND h.tenant_id = p_tenant;
-    IF v_known.held < cardinality(v_replace) THEN
-        RETURN QUERY SELECT CASE WHEN v_known.known < cardinality(v_replace) THEN 'replaced_missing'
-                                 ELSE 'replaced_ended' END, '{}'::jsonb;
-        RETURN;
+    IF cardinality(v_replace) > 0 THEN
+        -- Said before any shortage is; whether it is still true under the lock, the attempt sees.
+        SELECT q.id, h.id AS known INTO v_known
+          FROM jsonb_to_recordset(p_requests) AS q (id uuid, replaces uuid)
+          LEFT JOIN LATERAL (SELECT x.id, x.state, x.expires_at FROM holds x
+                              WHERE x.id = q.replaces AND x.tenant_id = p_tenant LIMIT 1) h ON true
+         WHERE q.replaces IS NOT NULL AND (h.id IS NULL OR h.state <> 'held' OR h.expires_at <= v_now)
+         ORDER BY h.id IS NOT NULL LIMIT 1;
+        IF FOUND THEN
+            RETURN QUERY SELECT CASE WHEN v_known.known IS NULL THEN 'replaced_missing' ELSE 'replaced_ended' END,
+                                jsonb_build_object('id', v_known.id);
+            RETURN;
+        END IF;
     END IF;
 
     FOR v_round IN 1..c_rounds_max LOOP
@@ -640,7 +822,10 @@ BEGIN
                 END IF;
                 EXIT;
             WHEN SQLSTATE 'EX002' THEN
-                RETURN QUERY SELECT 'replaced_ended', '{}'::jsonb;
+                RETURN QUERY SELECT 'replaced_ended', jsonb_build_object('id', (
+                    SELECT q.id FROM jsonb_to_recordset(p_requests) AS q (id uuid, replaces uuid)
+                     CROSS JOIN LATERAL (SELECT x.state, x.expires_at FROM holds x WHERE x.id = q.replaces LIMIT 1) h
+                     WHERE h.state <> 'held' OR h.expires_at <= clock_timestamp() LIMIT 1));
                 RETURN;
         END;
     END LOOP;
@@ -672,8 +857,8 @@ BEGIN
     IF v_outcome = 'renewed' THEN
         UPDATE holds h SET generation = h.generation + 1, expires_at = v_until, attempts = 0, next_attempt_at = NULL
          WHERE h.id = p_id RETURNING h.* INTO v_hold;
-        INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
-        VALUES ('renew:' || p_id || ':' || v_hold.generation, p_tenant, 'hold.renewed', p_id, v_hold.generation,
+        INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+        VALUES (expiry_epoch(), 'renew:' || p_id || ':' || v_hold.generation, p_tenant, 'hold.renewed', p_id, v_hold.generation,
                 v_now, jsonb_build_object('expires_at', v_until, 'by', p_by));
     END IF;
     RETURN QUERY SELECT v_outcome, v_hold;
@@ -785,4 +970,28 @@ BEGIN
     RETURN v_gone;
 END $$;
 
-INSERT INTO expiry_schema (version) VALUES (1) ON CONFLICT DO NOTHING;
+-- Forget a tenant's oldest events, those from before p_before; in the order of the feed, so that a cursor has either
+-- missed none of them or is before the place that is noted.
+CREATE OR REPLACE FUNCTION expiry_forget_events(p_tenant text, p_before timestamptz, p_limit int) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_gone bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM outbox o
+         WHERE o.ctid = ANY (ARRAY(  -- events are never updated, so it stays theirs
+                SELECT p.ctid FROM (SELECT e.ctid, e.occurred_at FROM outbox e
+                                     WHERE e.tenant_id = p_tenant ORDER BY e.epoch, e.xid, e.id LIMIT p_limit) p
+                 WHERE p.occurred_at < p_before))
+        RETURNING o.epoch, o.xid, o.id
+    ), noted AS (
+        INSERT INTO outbox_pruned AS p (tenant_id, epoch, xid, id)
+        SELECT p_tenant, g.epoch, g.xid, g.id FROM gone g ORDER BY g.epoch DESC, g.xid DESC, g.id DESC LIMIT 1
+        ON CONFLICT (tenant_id) DO UPDATE SET epoch = EXCLUDED.epoch, xid = EXCLUDED.xid, id = EXCLUDED.id
+          WHERE (EXCLUDED.epoch, EXCLUDED.xid, EXCLUDED.id) > (p.epoch, p.xid, p.id)
+    )
+    SELECT count(*) INTO v_gone FROM gone;
+    RETURN v_gone;
+END $$;
+
+INSERT INTO expiry_schema (version) VALUES (2) ON CONFLICT DO NOTHING;

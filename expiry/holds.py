@@ -107,11 +107,7 @@ async def place(  # noqa: PLR0913 - a hold has that many properties, all by name
         max_lifetime_s=max_lifetime_s,
         replaces=replaces,
     )
-    key = None
-    if idempotency_key is not None:
-        body = json.dumps(request_of(wanted) | {"id": None}, sort_keys=True)
-        key = (idempotency_key, hashlib.sha256(body.encode()).digest())
-    placement = await place_many(conn, [wanted], tenant_id=tenant_id, by=by, key=key)
+    placement = await place_many(conn, [wanted], tenant_id=tenant_id, by=by, key=idempotency_key)
     return placement.holds[0]
 
 
@@ -125,20 +121,28 @@ async def place_many(
     tenant_id: str,
     by: str = "python",
     route: str = "place",
-    key: tuple[str, bytes] | None = None,
+    key: str | None = None,
+    body_hash: bytes | None = None,
 ) -> Placement:
     """Place several holds in one statement, all or none, without deadlocks among such calls.
 
-    `key` is an idempotency key and what tells two request bodies apart (say, their hash). Raises as
-    `place` does.
+    `key` is an idempotency key, `body_hash` what tells two requests with it apart (left out: what is wanted).
+    Raises as `place` does; of several holds the fact `index` says which one was refused.
     """
     if not wanted:
         return Placement([])
-    requests = json.dumps([request_of(w) for w in wanted])
-    name, body = key if key is not None else (None, None)
-    row = await _fetch(conn, PLACE, tenant_id, requests, by, route, name, body)
+    requests = [request_of(w) for w in wanted]
+    replaced = [w.replaces for w in wanted if w.replaces is not None]
+    if len(set(replaced)) < len(replaced):
+        raise errors.OutOfRangeError("two holds replace the same one: each hold is replaced once")
+    if key is not None and body_hash is None:
+        body_hash = fingerprint(requests)
+    row = await _fetch(conn, PLACE, tenant_id, json.dumps(requests), by, route, key, body_hash)
     outcome, detail = row["outcome"], json.loads(row["detail"])
     if outcome not in ("placed", "replayed"):
+        refused = detail.pop("id", None)
+        if len(wanted) > 1:
+            detail["index"] = _index(outcome, detail, refused, wanted)
         raise _refusal(outcome, detail)
     placed_at, read_at = (datetime.fromisoformat(detail[at]).astimezone(UTC) for at in ("placed_at", "now"))
     ids = [UUID(i) for i in detail["ids"]] if outcome == "replayed" else [w.id for w in wanted]
@@ -152,13 +156,34 @@ async def place_many(
     return Placement(holds, reclaimed=detail["reclaimed"])
 
 
-_COLUMNS = (
-    "id, tenant_id, state, generation, resource_ids, quantities, holder, external_ref, metadata, "
-    "placed_at, expires_at, ended_at, ended_by, returned_at, max_renewals, lifetime_ends_at"
-)
-_FIELDS = "clock_timestamp() AS read_at, " + ", ".join(
-    f"(f.hold).{c}::text" if c == "metadata" else f"(f.hold).{c}" for c in _COLUMNS.split(", ")
-)
+def fingerprint(requests: Sequence[dict[str, Any]]) -> bytes:
+    """Tell requests apart by what they want, however it was written."""
+    text = json.dumps([r | {"id": None} for r in requests], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _index(outcome: str, detail: dict[str, Any], refused: str | None, wanted: Sequence[Wanted]) -> int | None:
+    """Say which of several holds was refused; for a resource, the first that takes more than there is."""
+    if outcome != "insufficient_capacity":
+        return next((i for i, w in enumerate(wanted) if str(w.id) == refused), None)
+    left = detail["available"]
+    for index, one in enumerate(wanted):
+        left -= sum(i.quantity for i in one.items if i.resource_id == detail["resource_id"])
+        if left < 0:
+            return index
+    return None
+
+
+def columns(prefix: str) -> str:
+    """Answer the columns of a SELECT that `from_row` reads, each with the prefix."""
+    names = (
+        "id tenant_id state generation resource_ids quantities holder external_ref metadata::text "
+        "placed_at expires_at ended_at ended_by returned_at max_renewals lifetime_ends_at"
+    )
+    return "clock_timestamp() AS read_at, " + ", ".join(prefix + name for name in names.split())
+
+
+_FIELDS = columns("(f.hold).")
 
 RENEW = f"SELECT f.outcome, {_FIELDS} FROM expiry_renew($1, $2, $3, $4, $5, $6) f"
 
@@ -183,7 +208,7 @@ async def renew(
     if row["outcome"] != "renewed":
         raise _refusal(row["outcome"], {}, row)
     RENEWED.inc()
-    return _hold(row)
+    return from_row(row)
 
 
 async def confirm(
@@ -228,10 +253,7 @@ async def return_(
     return await _finish(conn, "return", hold_id, tenant_id, generation, by, reason)
 
 
-GET = (
-    f"SELECT clock_timestamp() AS read_at, {_COLUMNS.replace('metadata', 'metadata::text')} "
-    "FROM holds WHERE id = $1 AND tenant_id = $2"
-)
+GET = f"SELECT {columns('h.')} FROM holds h WHERE h.id = $1 AND h.tenant_id = $2"
 
 
 async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
@@ -239,7 +261,7 @@ async def get(conn: Conn, hold_id: UUID, *, tenant_id: str) -> Hold:
     row = await conn.fetchrow(GET, hold_id, tenant_id)
     if row is None:
         raise errors.HoldNotFoundError(hold_id=str(hold_id))
-    return _hold(row)
+    return from_row(row)
 
 
 FINISH = f"SELECT f.outcome, {_FIELDS} FROM expiry_finish($1, $2, $3, $4, $5, $6) f"
@@ -262,7 +284,7 @@ async def _finish(
         raise _refusal(gone, {}, row)
     if outcome == "done":
         ENDED.labels(row["state"]).inc()
-    return _hold(row)
+    return from_row(row)
 
 
 async def _fetch(conn: Conn, statement: str, *args: object) -> asyncpg.Record:
@@ -306,7 +328,8 @@ def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, 
     )
 
 
-def _hold(row: asyncpg.Record) -> Hold:
+def from_row(row: asyncpg.Record) -> Hold:
+    """Build a hold of a row with `columns`."""
     values = dict(row)
     values.pop("outcome", None)
     items = zip(values.pop("resource_ids"), values.pop("quantities"), strict=True)
@@ -349,5 +372,5 @@ def _refusal(outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = N
             "hold_id": str(row["id"]),
             "current_state": "expired" if expired else row["state"],
             "current_generation": row["generation"],
-        } | ({"expired_at": row["expires_at"]} if expired else {})
+        } | ({"expired_at": row["expires_at"], "server_time": row["read_at"]} if expired else {})
     return _REFUSALS[outcome](message, **facts)

@@ -4,12 +4,14 @@
 """
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from expiry import errors
 from expiry.holds import Conn
+
+PLATFORM = ""  # stands for the tenant of keys without one; no tenant has this name
 
 # A duplicate must not park a connection: it is told at once and comes again.
 TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1 || '/' || $2 || '/' || $3, 0))"
@@ -21,6 +23,21 @@ KEEP = """
 INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response)
 VALUES ($1, $2, $3, $4, $5::text::jsonb)
 """
+
+
+# Index: the primary key.
+REUSED = """
+SELECT EXISTS (SELECT FROM idempotency_keys k
+                WHERE k.tenant_id = $1 AND k.route = $2 AND k.key = ANY ($3) AND k.body_hash <> $4)
+"""
+
+
+async def check_unused(
+    conn: Conn, keys: Sequence[str], *, tenant_id: str, route: str, body_hash: bytes
+) -> None:
+    """Raise KeyReusedError if one of these keys was used with another body."""
+    if await conn.fetchval(REUSED, tenant_id, route, keys, body_hash):
+        raise errors.KeyReusedError
 
 
 async def once(

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,6 +29,7 @@ LIST_MAX = 1000
 CACHE_S = 5.0
 CACHE_KEYS_MAX = 4096
 ACQUIRE_S_MAX = 2.0  # wait for a connection of the pool
+STRANGERS_MAX = 2  # keys looked up at once that were not known lately: guessing keeps little of the pool busy
 
 log = structlog.get_logger()
 
@@ -70,16 +72,38 @@ async def create(
     return shown
 
 
+# Keys are few: they are sorted at every look.
 LIST = """
 SELECT id, tenant_id, scopes, name, created_at, last_used_at, revoked_at
-  FROM api_keys WHERE $1::text IS NULL OR tenant_id = $1
+  FROM api_keys
+ WHERE ($1::text IS NULL OR tenant_id = $1) AND (created_at, id) > ($3, $4)
  ORDER BY created_at, id LIMIT $2
+"""
+FIRST = (datetime(1970, 1, 1, tzinfo=UTC), "")
+
+
+async def list_(
+    conn: Conn,
+    *,
+    tenant_id: str | None = None,
+    after: tuple[datetime, str] = FIRST,
+    limit: int = LIST_MAX,
+) -> list[dict[str, Any]]:
+    """Answer keys (of one tenant, or all), oldest first, after one's `created_at` and id; never their secrets."""
+    return [dict(row) for row in await conn.fetch(LIST, tenant_id, limit, *after)]
+
+
+GET = """
+SELECT id, tenant_id, scopes, name, created_at, last_used_at, revoked_at FROM api_keys WHERE id = $1
 """
 
 
-async def list_(conn: Conn, *, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """Answer the keys (of one tenant, or all), oldest first, at most LIST_MAX; never their secrets."""
-    return [dict(row) for row in await conn.fetch(LIST, tenant_id, LIST_MAX)]
+async def get(conn: Conn, id_: str) -> dict[str, Any]:
+    """Answer one key, never its secret. Raises HoldNotFoundError for an unknown id."""
+    row = await conn.fetchrow(GET, id_)
+    if row is None:
+        raise HoldNotFoundError(f"there is no API key {id_!r}: list them first")
+    return dict(row)
 
 
 REVOKE = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE id = $1 RETURNING id"
@@ -118,6 +142,7 @@ class KeyRing:
         self._pool = pool
         self._clock = clock
         self._known: dict[bytes, tuple[float, Principal]] = {}
+        self._strangers = asyncio.Semaphore(STRANGERS_MAX)
         self._asking: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def verify(self, key: str) -> Principal | None:
@@ -128,7 +153,18 @@ class KeyRing:
             return principal
         lock = self._asking.setdefault(digest, asyncio.Lock())
         async with lock:
-            return self._remembered(digest) or await self._ask(digest)
+            if principal := self._remembered(digest):
+                return principal
+            if digest in self._known:
+                return await self._ask(digest)
+            async with asyncio.timeout(ACQUIRE_S_MAX) as waiting, self._strangers:
+                waiting.reschedule(None)
+                return await self._ask(digest)
+
+    def forget(self, id_: str) -> None:
+        """Ask again for this key at its next use."""
+        for digest in [d for d in self._known if d.hex().startswith(id_)]:
+            del self._known[digest]
 
     def _remembered(self, digest: bytes) -> Principal | None:
         until, principal = self._known.get(digest, (0.0, None))

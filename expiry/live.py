@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from expiry import outbox
 from expiry.deadletters import IN_REACH
 from expiry.loops import rest
 
@@ -63,16 +64,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
 
 
-# Events after the cursor that can have no later neighbour; the primary key is in this order.
-EXPIRED_SINCE = """
-SELECT o.xid::text AS xid, o.id, CASE WHEN o.type = 'hold.expired' THEN o.hold_id END AS hold_id,
-       extract(epoch FROM o.occurred_at)::double precision AS at_s,
-       extract(epoch FROM o.occurred_at - (o.data->>'expires_at')::timestamptz)::double precision * 1000 AS lag_ms
-  FROM outbox o
- WHERE (o.xid, o.id) > ($1::text::xid8, $2) AND o.xid < pg_snapshot_xmin(pg_current_snapshot())
- ORDER BY o.xid, o.id LIMIT $3
-"""
-NEXT_XID = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+TENANT = "SELECT tenant_id FROM holds WHERE id = $1"
 OVERDUE = f"""
 SELECT count(*), extract(epoch FROM clock_timestamp())::double precision AS now_s
   FROM (SELECT FROM holds h WHERE {IN_REACH} AND h.expires_at <= statement_timestamp() LIMIT $1) o
@@ -85,7 +77,8 @@ class Watch:
     def __init__(self, conn: "asyncpg.Connection[asyncpg.Record]") -> None:
         """Use a connection that nobody else uses meanwhile."""
         self._conn = conn
-        self._cursor: tuple[str, int] | None = None
+        self._tenant_id: str | None = None
+        self._after = outbox.OLDEST
         self.expired = 0
         self.overdue = 0
         self.now_s = 0.0
@@ -94,21 +87,29 @@ class Watch:
 
     async def look(self, hold_ids: set[UUID]) -> None:
         """Take in what has happened since the last look."""
-        if self._cursor is None:
-            self._cursor = (await self._conn.fetchval(NEXT_XID), 0)
-        rows = await self._conn.fetch(EXPIRED_SINCE, *self._cursor, EVENTS_MAX)
-        if rows:
-            self._cursor = (rows[-1]["xid"], rows[-1]["id"])
-        for row in rows:
-            if row["hold_id"] in hold_ids:
+        for event in await self._events(hold_ids):
+            if event.type == "hold.expired" and event.hold_id in hold_ids:
+                at_s = event.occurred_at.timestamp()
+                late = event.occurred_at - datetime.fromisoformat(event.data["expires_at"])
                 self.expired += 1
-                self.expired_in_s[int(row["at_s"])] += 1
-                self.recent.append((row["at_s"], row["lag_ms"]))
+                self.expired_in_s[int(at_s)] += 1
+                self.recent.append((at_s, late.total_seconds() * 1000))
         status = await self._conn.fetchrow(OVERDUE, OVERDUE_MAX)
         assert status is not None  # noqa: S101 - an aggregate answers one row
         self.overdue, self.now_s = status["count"], status["now_s"]
         while self.recent and self.recent[0][0] < self.now_s - RECENT_S:
             self.recent.popleft()
+
+    async def _events(self, hold_ids: set[UUID]) -> Sequence[outbox.Event]:
+        """Follow the tenant's feed: from its end, once the first hold says which tenant it is."""
+        if self._tenant_id is None:
+            self._tenant_id = await self._conn.fetchval(TENANT, next(iter(hold_ids), None))
+            if self._tenant_id is None:
+                return ()
+            self._after = await outbox.end(self._conn)
+        page = await outbox.read(self._conn, tenant_id=self._tenant_id, after=self._after, limit=EVENTS_MAX)
+        self._after = page.next
+        return page.events
 
     def lag_ms(self, share: float) -> float | None:
         """Answer a percentile of the last RECENT_S; None when nothing expired."""

@@ -44,24 +44,19 @@ class Overview:
         )
 
 
-# holds_due, holds_backed_off, dead_letters_unresolved, and the newest end of the outbox's primary key.
+# Indexes: holds_due, holds_backed_off, dead_letters_unresolved, outbox_by_time.
 OVERVIEW = f"""
-WITH event AS MATERIALIZED (
-    SELECT o.type, o.occurred_at FROM outbox o ORDER BY o.xid DESC, o.id DESC LIMIT $2
-), reach AS (
-    SELECT greatest(statement_timestamp() - make_interval(secs => $3),
-                    CASE WHEN count(*) = $2 THEN min(e.occurred_at) END) AS start
-      FROM event e
+WITH reach AS MATERIALIZED (
+    SELECT expiry_reach(statement_timestamp() - make_interval(secs => $3), $2) AS start
 )
 SELECT clock_timestamp() AS now,
        (SELECT count(*) FROM (SELECT FROM holds h WHERE {IN_REACH}
-                                 AND h.expires_at <= statement_timestamp() LIMIT $1) d) AS due,
+                                 AND h.expires_at <= statement_timestamp() ORDER BY h.expires_at LIMIT $1) d) AS due,
        (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NOT NULL
                                LIMIT $1) b) AS backed_off,
        (SELECT h.expires_at FROM holds h WHERE {IN_REACH}
            AND h.expires_at <= statement_timestamp() ORDER BY h.expires_at LIMIT 1) AS oldest_due_at,
-       (SELECT count(*) FROM event e
-         WHERE e.type = 'hold.expired' AND e.occurred_at >= r.start) AS expired,
+       (SELECT count(*) FROM expiry_recent(r.start, $2) e WHERE e.type = 'hold.expired') AS expired,
        r.start AS window_started_at,
        (SELECT count(*) FROM (SELECT FROM dead_letters l WHERE l.state = 'open' LIMIT $1) l) AS dead_letters_open
   FROM reach r

@@ -29,7 +29,7 @@ class Check:
 # events. LIMIT 1 keeps a lookup one probe of an index, whatever the statistics say.
 SEEN = """
 WITH touched AS MATERIALIZED (
-    SELECT e.* FROM (SELECT * FROM outbox ORDER BY xid DESC, id DESC LIMIT $3) e WHERE e.occurred_at >= $2
+    SELECT e.* FROM expiry_recent(expiry_reach($2, $3::int), $3::int) e
 ), seen AS MATERIALIZED (
     (SELECT h.id FROM holds h WHERE h.id >= $1 ORDER BY h.id DESC LIMIT $3)
     UNION SELECT t.hold_id FROM touched t WHERE t.type LIKE 'hold.%'

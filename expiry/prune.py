@@ -18,6 +18,7 @@ from expiry.settings import Settings
 
 BATCH_MAX = 500
 BATCH_S_OF_ALLOWANCE = 0.05  # a fifth of the burst: whoever expires meanwhile still finds permits
+TENANTS_MAX = 1000  # whose events one pass prunes
 KEYS_KEPT_S = 2 * 86_400  # idempotency keys: at least the day that the contract promises
 
 PRUNED = Counter("expiry_pruned_rows", "Rows that left after their retention.", ["table"])
@@ -34,25 +35,40 @@ SELECT id, state <> 'held' AND coalesce(returned_at, ended_at) < $2 AS old FROM 
  WHERE id > $1 AND id < $3 ORDER BY id LIMIT $4
 """
 FORGET = "SELECT expiry_forget($1)"
-# The primary key is in the order of commits, near enough to time.
-PRUNE_OUTBOX = """
-DELETE FROM outbox o USING (
-    SELECT xid, id FROM (SELECT xid, id, occurred_at FROM outbox ORDER BY xid, id LIMIT $2) p
-     WHERE p.occurred_at < $1) old
- WHERE o.xid = old.xid AND o.id = old.id
+# Each tenant's oldest event is one probe of the primary key away, and so is the next tenant.
+TENANTS_WITH_OLD_EVENTS = """
+WITH RECURSIVE tenant AS (
+    (SELECT o.tenant_id FROM outbox o WHERE o.tenant_id > '' ORDER BY o.tenant_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT o.tenant_id FROM outbox o WHERE o.tenant_id > t.tenant_id ORDER BY o.tenant_id LIMIT 1)
+      FROM tenant t WHERE t.tenant_id IS NOT NULL
+)
+SELECT t.tenant_id FROM tenant t
+ CROSS JOIN LATERAL (SELECT o.occurred_at FROM outbox o WHERE o.tenant_id = t.tenant_id
+                      ORDER BY o.epoch, o.xid, o.id LIMIT 1) oldest
+ WHERE oldest.occurred_at < $1 LIMIT $2
 """
+PRUNE_OUTBOX = "SELECT expiry_forget_events($3, $1, $2)"
 PRUNE_DEAD_LETTERS = """
-DELETE FROM dead_letters WHERE id IN (
-    SELECT d.id FROM dead_letters d
-     WHERE d.resolved_at < $1
-       AND NOT EXISTS (SELECT FROM holds h WHERE h.id = d.hold_id AND h.state || '' = 'held')
-     ORDER BY d.id LIMIT $2)
+WITH gone AS (
+    DELETE FROM dead_letters WHERE id IN (
+        SELECT d.id FROM dead_letters d
+         WHERE d.resolved_at < $1
+           AND NOT EXISTS (SELECT FROM holds h WHERE h.id = d.hold_id AND h.state || '' = 'held')
+         ORDER BY d.id LIMIT $2)
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 """
 # Index: idempotency_keys_by_age.
 PRUNE_IDEMPOTENCY_KEYS = """
-DELETE FROM idempotency_keys k USING (
-    SELECT tenant_id, route, key FROM idempotency_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2) old
- WHERE k.tenant_id = old.tenant_id AND k.route = old.route AND k.key = old.key
+WITH gone AS (
+    DELETE FROM idempotency_keys k USING (
+        SELECT tenant_id, route, key FROM idempotency_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2) old
+     WHERE k.tenant_id = old.tenant_id AND k.route = old.route AND k.key = old.key
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 """
 
 
@@ -72,12 +88,11 @@ class Prune:
         now: datetime = await self.pool.fetchval(CLOCK)
         kept_since = now - timedelta(seconds=self.settings.retention_s)
         total = await self._holds(kept_since)
-        for table, statement, since in (
-            ("outbox", PRUNE_OUTBOX, kept_since),
-            ("dead_letters", PRUNE_DEAD_LETTERS, kept_since),
-            ("idempotency_keys", PRUNE_IDEMPOTENCY_KEYS, now - timedelta(seconds=KEYS_KEPT_S)),
-        ):
-            total += await self._rows(table, statement, since)
+        for row in await self.pool.fetch(TENANTS_WITH_OLD_EVENTS, kept_since, TENANTS_MAX):
+            total += await self._rows("outbox", PRUNE_OUTBOX, kept_since, row["tenant_id"])
+        total += await self._rows("dead_letters", PRUNE_DEAD_LETTERS, kept_since)
+        keys_since = now - timedelta(seconds=KEYS_KEPT_S)
+        total += await self._rows("idempotency_keys", PRUNE_IDEMPOTENCY_KEYS, keys_since)
         if total:
             log.info("rows.pruned", rows=total)
         return total
@@ -96,11 +111,10 @@ class Prune:
         PRUNED.labels("holds").inc(gone)
         return gone
 
-    async def _rows(self, table: str, statement: str, since: datetime) -> int:
+    async def _rows(self, table: str, statement: str, since: datetime, *args: str) -> int:
         gone = 0
         while granted := await self._granted():
-            status = await self.pool.execute(statement, since, granted)
-            deleted = int(status.split()[-1])
+            deleted: int = await self.pool.fetchval(statement, since, granted, *args)
             PRUNED.labels(table).inc(deleted)
             gone += deleted
             await self.permits.refund(granted - deleted)

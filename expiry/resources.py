@@ -7,6 +7,7 @@ from expiry.holds import Conn
 from expiry.wanted import INT_MAX, TEXT_MAX
 
 OVERDUE_MAX = 10_000  # holds summed up for one answer; beyond, `available` is too low rather than too high
+LIST_OVERDUE_MAX = 1000  # the same, for each resource of a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +38,13 @@ async def declare(conn: Conn, resource_id: str, *, tenant_id: str, capacity: int
 
 
 # One snapshot: an overdue hold that a worker is just ending is either in the counters' past or in the sum.
-RESOURCE = """
+_COUNTERS = """
 SELECT r.resource_id, r.capacity, r.held, r.confirmed,
        CASE WHEN r.capacity IS NOT NULL THEN greatest(0, r.capacity - r.held - r.confirmed + (
            SELECT coalesce(sum(o.quantity), 0)
              FROM expiry_overdue(r.tenant_id, r.resource_id, statement_timestamp(), $3) o)) END AS available
-  FROM resources r WHERE r.tenant_id = $1 AND r.resource_id = $2
 """
+RESOURCE = f"{_COUNTERS} FROM resources r WHERE r.tenant_id = $1 AND r.resource_id = $2"
 
 
 async def get(conn: Conn, resource_id: str, *, tenant_id: str) -> Resource:
@@ -52,3 +53,22 @@ async def get(conn: Conn, resource_id: str, *, tenant_id: str) -> Resource:
     if row is None:
         raise errors.HoldNotFoundError("this resource was never declared; it has no limit")
     return Resource(**row)
+
+
+# Index: resources_by_prefix.
+RESOURCES = f"""{_COUNTERS}
+  FROM (SELECT * FROM resources r
+         WHERE r.tenant_id || '' = $1 AND (r.resource_id || '') COLLATE "C" > $2
+           AND (r.resource_id || '') COLLATE "C" BETWEEN $5 AND $5 || repeat(chr(1114111), 255)
+           AND starts_with(r.resource_id, $5)
+         ORDER BY (r.resource_id || '') COLLATE "C" LIMIT $4) r
+ ORDER BY r.resource_id COLLATE "C"
+"""
+
+
+async def list_(
+    conn: Conn, *, tenant_id: str, prefix: str = "", after: str = "", limit: int = 50
+) -> list[Resource]:
+    """Answer declared resources by id, those that begin with the prefix, after one of them."""
+    rows = await conn.fetch(RESOURCES, tenant_id, after, LIST_OVERDUE_MAX, limit, prefix)
+    return [Resource(**row) for row in rows]

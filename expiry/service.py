@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from expiry import loops, schema
 from expiry.api import make_app, make_health_app, serve
 from expiry.errors import SetupError
-from expiry.observe import observe
+from expiry.observe import Observer
 from expiry.permits import PUBLISH_INTERVAL_S, Permits
 from expiry.promoter import Promoter
 from expiry.prune import Prune
@@ -152,7 +152,7 @@ class Service:
             "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
         )
         parts["observe"] = lambda: loops.run(
-            "observe", lambda: observe(loops_pool, wakeups), interval_s=2.0, stop=stop, pauses=pauses
+            "observe", Observer(loops_pool, wakeups).look, interval_s=2.0, stop=stop, pauses=pauses
         )
         parts |= self._loops(loops_pool, wakeups, permits, pauses)
         if not self.api and settings.metrics_port is not None:

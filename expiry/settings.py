@@ -149,6 +149,14 @@ class Settings(BaseSettings):
         "none there, and on the API's own port otherwise.",
     )
 
+    api_rate_per_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Requests that one API key may make in a second, and a second's worth of them at once, in each "
+        "API process; a batch counts its holds. Unset: any number.",
+    )
+
     # --- logging and stopping
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto: console on a terminal, json otherwise."

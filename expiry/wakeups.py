@@ -181,6 +181,11 @@ class Wakeups:
         head = await self.redis.zrange(self.queue, 0, 0, withscores=True)
         return float(head[0][1]) if head else None
 
+    async def due_ms(self, wake: Wake) -> float | None:
+        """Answer when this wake-up comes due, ms since 1970; None when the queue does not have it."""
+        score = await self.redis.zscore(self.queue, job_id(wake))
+        return None if score is None else float(score)
+
 
 def job_id(wake: Wake) -> str:
     """Name the wake-up; with the generation in it, a renewed hold has another."""

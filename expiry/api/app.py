@@ -1,21 +1,32 @@
 """The applications: the API, and one with health and metrics only for processes without it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import asyncpg
 from aiohttp import web
 
-from expiry.api import body, health, holds, metrics, operations, resources
-from expiry.api.auth import authenticate
+from expiry.api import batch, body, events, health, holds, keys, metrics, operations, resources
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
+from expiry.api.operation import Operation, routes
 from expiry.api.problems import answer_problems
+from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, READINESS, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, QUOTA, READINESS, WAKEUPS
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
 from governor import Bucket
+
+# In the order of the document; a path with a fixed name stands before one with a parameter in its place.
+OPERATIONS: tuple[Operation, ...] = (
+    *batch.operations,
+    *holds.operations,
+    *resources.operations,
+    *events.operations,
+    *keys.operations,
+    *operations.operations,
+)
 
 
 def _content() -> Mapping[str, str]:
@@ -34,13 +45,14 @@ def make_app(
 
     `ready` answers what else keeps this process from its work, name and reason; it must not wait.
     """
-    app = _app((health.routes, holds.routes, resources.routes, operations.routes))
+    app = _app(routes(OPERATIONS))
     app[POOL] = pool
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)
     app[BUCKET] = bucket
     app[LANES] = Lanes(pool.get_max_size())
     app[KEYS] = KeyRing(pool)
+    app[QUOTA] = Quota(settings.api_rate_per_s)
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
     app.on_cleanup.append(_finish_hints)
     return app
@@ -58,14 +70,13 @@ def make_health_app(
     ready: Callable[[], Mapping[str, str]] = _content,
 ) -> web.Application:
     """Answer an application with /healthz, /readyz and /metrics and nothing else."""
-    app = _app((health.routes,))
+    app = _app([])
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
     return app
 
 
-def _app(tables: tuple[web.RouteTableDef, ...]) -> web.Application:
+def _app(own: Iterable[web.AbstractRouteDef]) -> web.Application:
     app = web.Application(client_max_size=body.BYTES_MAX)
-    for table in tables:
-        app.add_routes(table)
-    app.middlewares.extend((metrics.middleware(app.router), answer_problems, authenticate))
+    app.add_routes([*health.routes, *own])
+    app.middlewares.extend((metrics.middleware(app.router), answer_problems))
     return app

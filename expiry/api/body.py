@@ -13,8 +13,8 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from expiry import errors
-from expiry.api.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
 from expiry.wanted import TEXT_MAX
+from expiry.wire.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -24,6 +24,9 @@ DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's p
 ERRORS_MAX = 20  # named in one answer
 UUID_CHARS = 36
 
+NO_GENERATION = 0  # they count from 1
+
+_ENTITY_TAG = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 _ETAG = re.compile(r'"g([1-9][0-9]{0,17})"')
 _ESCAPED = re.compile(r'\\(["\\])')
 
@@ -69,10 +72,29 @@ def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
     return document
 
 
-def idempotency_key(request: web.Request) -> str | None:
-    """Answer the Idempotency-Key, the same whether quoted or bare. Raises MalformedError."""
+def read_query(request: web.Request, model: type[M]) -> M:
+    """Answer the query as the model. Raises MalformedError, InvalidError."""
+    if not request.rel_url.raw_query_string:
+        return model.model_validate({})
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given:
+            raise InvalidError(errors=[_error(f"?{name[:TEXT_MAX]}", "the parameter is there twice")])
+        _check_text(name)
+        _check_text(value)
+        given[name] = value
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise InvalidError(errors=_explained(error, "?")) from None
+
+
+def idempotency_key(request: web.Request, *, required: bool) -> str | None:
+    """Answer the Idempotency-Key, the same whether quoted or bare. Raises KeyMissingError, MalformedError."""
     key = request.headers.get("Idempotency-Key")
     if key is None:
+        if required:
+            raise KeyMissingError
         return None
     key = key.strip()
     if len(key) > 1 and key[0] == key[-1] == '"':
@@ -82,25 +104,19 @@ def idempotency_key(request: web.Request) -> str | None:
     return key
 
 
-def required_idempotency_key(request: web.Request) -> str:
-    """Answer the Idempotency-Key. Raises KeyMissingError, MalformedError."""
-    key = idempotency_key(request)
-    if key is None:
-        raise KeyMissingError
-    return key
-
-
 def wanted_generation(request: web.Request, in_body: int | None) -> int | None:
     """Answer the generation that the change is for: If-Match or the body's. None: any.
 
-    Raises MalformedError for an If-Match that is no ETag of ours, InvalidError if the two differ.
+    Raises MalformedError for an If-Match that is no ETag, InvalidError if the two differ.
     """
     etag = request.headers.get("If-Match", "*").strip()
     if etag == "*":
         return in_body
-    match = _ETAG.fullmatch(etag)
-    if match is None:
+    if not _ENTITY_TAG.fullmatch(etag):
         raise MalformedError('If-Match: one ETag as this API gave it, like "g2".')
+    match = _ETAG.fullmatch(etag)
+    if match is None:  # a tag that no hold of ours has
+        return NO_GENERATION
     generation = int(match[1])
     if in_body not in (None, generation):
         raise InvalidError(errors=[_error("#/generation", "another generation than in If-Match")])
@@ -176,11 +192,11 @@ def _check_text(text: str) -> None:
         raise MalformedError("A text has a NUL character, which PostgreSQL cannot keep.")
 
 
-def _explained(error: ValidationError) -> list[dict[str, str]]:
-    """Say what is wrong where, as JSON pointers, without repeating what was sent."""
+def _explained(error: ValidationError, root: str = "#/") -> list[dict[str, str]]:
+    """Say what is wrong where, as JSON pointers or parameters, without repeating what was sent."""
     return [
         _error(
-            "#" + "".join(f"/{_escaped(str(step))}" for step in found["loc"]),
+            (root + "/".join(_escaped(str(step)) for step in found["loc"])) if found["loc"] else root[0],
             "Input should be a number" if found["type"] == "is_instance_of" else found["msg"],
         )
         for found in error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]

@@ -5,8 +5,8 @@ from http import HTTPStatus
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from expiry.api.problems import NotReadyError
 from expiry.api.state import READINESS
+from expiry.wire.problems import NotReadyError
 
 routes = web.RouteTableDef()
 

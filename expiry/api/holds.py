@@ -1,191 +1,275 @@
-"""/v1/holds: place, get, renew, confirm, release, return."""
+"""/v1/holds: place, get, list, history, renew, confirm, release, return."""
 
-import json
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
+import structlog
 from aiohttp import web
+from pydantic import TypeAdapter
 
-from expiry import holds, idempotency
-from expiry.api import body
-from expiry.api.auth import name_of, needs, tenant_of
+from expiry import errors, history, holds, listing
+from expiry.api import body, cursor
 from expiry.api.database import run
-from expiry.api.models import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
-from expiry.api.state import BUCKET, HINTS, LANES, POOL
-from expiry.api.times import parse_rfc3339, rfc3339, rfc3339_or_none
-from expiry.holds import Conn, Hold
-from expiry.wakeups import after_commit
+from expiry.api.documents import answer_hold, as_stored, shown
+from expiry.api.once import once
+from expiry.api.operation import Call, Operations, answer
+from expiry.api.state import BUCKET, HINTS, LANES, POOL, WAKEUPS
+from expiry.expire import Wake
+from expiry.holds import Conn, Hold, Placement
+from expiry.wakeups import REDIS_AWAY, after_commit
+from expiry.wanted import Wanted
+from expiry.wire.answers import HistoryAnswer, HoldAnswer, HoldsAnswer
+from expiry.wire.problems import InvalidError
+from expiry.wire.requests import ConfirmBody, GiveBackBody, HoldsQuery, NoQuery, PlaceBody, RenewBody
+from expiry.wire.times import rfc3339, rfc3339_or_none
 
-routes = web.RouteTableDef()
+QUEUE_S_MAX = 0.5  # wait for Redis
+
+operations = Operations("holds")
+log = structlog.get_logger()
+
+_PLACES = TypeAdapter(listing.Place)
+_VERB_REFUSES = (
+    errors.HoldNotFoundError,
+    errors.AlreadyEndedError,
+    errors.GenerationMismatchError,
+)
 
 
-@routes.post("/v1/holds")
-@needs("holds")
-async def place(request: web.Request) -> web.Response:
-    """Place a hold: one statement, then its wake-up."""
-    tenant_id = tenant_of(request)
-    key = body.required_idempotency_key(request)
-    asked, body_hash = await body.read(request, PlaceBody)
-    wanted, by = [asked.wanted()], name_of(request)
-    async with request.app[LANES].enter(tenant_id, wanted[0].items[0].resource_id):
-        placement = await run(
-            request.app[POOL],
-            lambda conn: holds.place_many(conn, wanted, tenant_id=tenant_id, by=by, key=(key, body_hash)),
-        )
-    # After a replay too: the first attempt may have died between its commit and the wake-up.
-    await request.app[HINTS].enqueue(placement.holds)
-    await after_commit([], placement.reclaimed, None, request.app[BUCKET])
+@operations.add(
+    "POST",
+    "/v1/holds",
+    scope="holds",
+    takes=PlaceBody,
+    answers=HoldAnswer,
+    status=HTTPStatus.CREATED,
+    key_required=True,
+    refuses=(
+        errors.InsufficientCapacityError,
+        errors.OutOfRangeError,
+        errors.HoldNotFoundError,
+        errors.AlreadyEndedError,
+    ),
+)
+async def place(call: Call, asked: PlaceBody) -> web.Response:
+    """Place a hold: take units out of sale until the deadline.
+
+    All items or none. Overdue holds that stand in the way are expired first. The same request with the same
+    Idempotency-Key answers the first hold again and places nothing.
+    """
+    placement = await place_now(call, [asked.wanted()])
     hold = placement.holds[0]
-    headers = {"Location": f"/v1/holds/{hold.id}"}
-    return _answer(_document(hold), status=201, replayed=placement.replayed, headers=headers)
+    return answer_hold(
+        as_stored(hold),
+        status=HTTPStatus.CREATED,
+        replayed=placement.replayed,
+        headers={"Location": f"/v1/holds/{hold.id}"},
+    )
 
 
-@routes.get("/v1/holds/{id}")
-@needs("read")
-async def get(request: web.Request) -> web.Response:
-    """Answer the hold as it is now: past its deadline it is expired, whether or not the expiry ran."""
-    tenant_id, id_ = tenant_of(request), body.hold_id(request)
-    hold = await run(request.app[POOL], lambda conn: holds.get(conn, id_, tenant_id=tenant_id))
-    return _answer(_document(hold))
+async def place_now(
+    call: Call,
+    wanted: list[Wanted],
+    *,
+    route: str = "place",
+    key: str | None = None,
+    body_hash: bytes | None = None,
+) -> Placement:
+    """Place holds, all or none, in one statement, then their wake-ups."""
+    tenant_id, by = call.tenant_id, call.by
+
+    async def work(conn: Conn) -> Placement:
+        return await holds.place_many(
+            conn, wanted, tenant_id=tenant_id, by=by, route=route, key=key or call.key, body_hash=body_hash
+        )
+
+    async with call.app[LANES].enter(tenant_id, wanted[0].items[0].resource_id):
+        placement = await run(call.app[POOL], work)
+    # After a replay too: the first attempt may have died between its commit and the wake-up.
+    await call.app[HINTS].enqueue(placement.holds)
+    await after_commit([], placement.reclaimed, None, call.app[BUCKET])
+    return placement
 
 
-@routes.post("/v1/holds/{id}/renew")
-@needs("holds")
-async def renew(request: web.Request) -> web.Response:
-    """Move the deadline."""
-    tenant_id, id_, by = tenant_of(request), body.hold_id(request), name_of(request)
-    asked, body_hash = await body.read(request, RenewBody)
-    generation = body.wanted_generation(request, asked.generation)
+@operations.add("GET", "/v1/holds", scope="read", takes=HoldsQuery, answers=HoldsAnswer)
+async def list_(call: Call, asked: HoldsQuery) -> web.Response:
+    """List holds, in pages.
+
+    Name `external_ref` (any state, oldest first), or what is still held: `state=held`, `overdue=true` or
+    `expires_before`, for all holds, a resource (earliest deadline first) or a holder (oldest first). Other
+    combinations are refused (422), for no index serves them. A page may be short and not the last: follow
+    `next_cursor` until it is null.
+    """
+    tenant_id = call.tenant_id
+    which = listing.Filter(**asked.model_dump(exclude={"limit", "cursor"}))
+    after = listing.FIRST if asked.cursor is None else cursor.read(asked.cursor, _PLACES, asked)
+    try:
+        page = await run(
+            call.app[POOL],
+            lambda conn: listing.read(conn, which, tenant_id=tenant_id, after=after, limit=asked.limit),
+        )
+    except errors.OutOfRangeError as error:
+        raise InvalidError(errors=[{"pointer": "?state", "detail": str(error)}]) from None
+    return answer(
+        {
+            "holds": [shown(hold) for hold in page.holds],
+            "next_cursor": None if page.next is None else cursor.write(page.next, _PLACES, asked),
+        }
+    )
+
+
+@operations.add(
+    "GET",
+    "/v1/holds/{id}",
+    scope="read",
+    takes=NoQuery,
+    answers=HoldAnswer,
+    refuses=(errors.HoldNotFoundError,),
+)
+async def get(call: Call, _asked: NoQuery) -> web.Response:
+    """Get a hold as it is now.
+
+    Past its deadline it is shown as expired, whether or not the expiry ran.
+    """
+    tenant_id, id_ = call.tenant_id, body.hold_id(call.request)
+    hold = await run(call.app[POOL], lambda conn: holds.get(conn, id_, tenant_id=tenant_id))
+    return answer_hold(as_stored(hold))
+
+
+@operations.add(
+    "GET",
+    "/v1/holds/{id}/history",
+    scope="read",
+    takes=NoQuery,
+    answers=HistoryAnswer,
+    refuses=(errors.HoldNotFoundError,),
+)
+async def get_history(call: Call, _asked: NoQuery) -> web.Response:
+    """Get what happened to a hold, and when its next wake-up is due.
+
+    Placed, renewed, woken by the queue, failed attempts, its end and how late that was; as far back as events
+    are kept.
+    """
+    tenant_id, id_ = call.tenant_id, body.hold_id(call.request)
+    hold, entries = await run(call.app[POOL], lambda conn: history.read(conn, id_, tenant_id=tenant_id))
+    queued, due_at = await _wakeup(call, hold)
+    return answer(
+        {
+            "hold": shown(hold),
+            "history": [
+                {
+                    "at": rfc3339(entry.at),
+                    "what": entry.what,
+                    "generation": entry.generation,
+                    "by": entry.by,
+                    "detail": entry.detail,
+                }
+                for entry in entries
+            ],
+            "wakeup": {"queued": queued, "due_at": rfc3339_or_none(due_at)},
+        }
+    )
+
+
+async def _wakeup(call: Call, hold: Hold) -> tuple[bool | None, datetime | None]:
+    """Look for the hold's wake-up; None without a queue, or when it does not answer."""
+    wakeups = call.app[WAKEUPS]
+    if wakeups is None:
+        return None, None
+    try:
+        async with asyncio.timeout(QUEUE_S_MAX):
+            due_ms = await wakeups.due_ms(Wake(hold.id, hold.generation))
+    except REDIS_AWAY as error:
+        log.debug("history.queue_unknown", reason=repr(error))
+        return None, None
+    return due_ms is not None, None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC)
+
+
+@operations.add(
+    "POST",
+    "/v1/holds/{id}/renew",
+    scope="holds",
+    takes=RenewBody,
+    answers=HoldAnswer,
+    conditional=True,
+    refuses=(*_VERB_REFUSES, errors.HoldExpiredError, errors.LimitReachedError, errors.OutOfRangeError),
+)
+async def renew(call: Call, asked: RenewBody) -> web.Response:
+    """Renew a hold: move its deadline, counted from now. Its generation goes up by one."""
     renewed: list[Hold] = []
 
-    async def work(conn: Conn) -> Hold:
-        hold = await holds.renew(
-            conn,
-            id_,
-            tenant_id=tenant_id,
-            ttl_s=asked.ttl_s,
-            expires_at=asked.expires_at,
-            generation=generation,
-            by=by,
-        )
+    async def work(conn: Conn, **given: Any) -> Hold:  # noqa: ANN401 - tenant, generation, who
+        hold = await holds.renew(conn, ttl_s=asked.ttl_s, expires_at=asked.expires_at, **given)
         renewed[:] = [hold]
         return hold
 
-    response = await _change(request, f"renew/{id_}", body_hash, work)
-    await request.app[HINTS].enqueue(renewed)
+    response = await _change(call, "renew", asked.generation, work)
+    await call.app[HINTS].enqueue(renewed)
     return response
 
 
-@routes.post("/v1/holds/{id}/confirm")
-@needs("holds")
-async def confirm(request: web.Request) -> web.Response:
-    """Keep the units for good."""
-    tenant_id, id_, by = tenant_of(request), body.hold_id(request), name_of(request)
-    asked, body_hash = await body.read(request, ConfirmBody)
-    generation = body.wanted_generation(request, asked.generation)
-    return await _change(
-        request,
-        f"confirm/{id_}",
-        body_hash,
-        lambda conn: holds.confirm(conn, id_, tenant_id=tenant_id, generation=generation, by=by),
-    )
+@operations.add(
+    "POST",
+    "/v1/holds/{id}/confirm",
+    scope="holds",
+    takes=ConfirmBody,
+    answers=HoldAnswer,
+    conditional=True,
+    refuses=(*_VERB_REFUSES, errors.HoldExpiredError),
+)
+async def confirm(call: Call, asked: ConfirmBody) -> web.Response:
+    """Confirm a hold: keep its units for good, as when the order is paid. Repeating it is harmless."""
+    return await _change(call, "confirm", asked.generation, holds.confirm)
 
 
-@routes.post("/v1/holds/{id}/release")
-@needs("holds")
-async def release(request: web.Request) -> web.Response:
-    """Give the units back before the deadline."""
-    return await _give_back(request, "release", holds.release)
+@operations.add(
+    "POST",
+    "/v1/holds/{id}/release",
+    scope="holds",
+    takes=GiveBackBody,
+    answers=HoldAnswer,
+    conditional=True,
+    refuses=_VERB_REFUSES,
+)
+async def release(call: Call, asked: GiveBackBody) -> web.Response:
+    """Release a hold: give its units back before the deadline. Repeating it is harmless."""
+    return await _change(call, "release", asked.generation, holds.release, reason=asked.reason)
 
 
-@routes.post("/v1/holds/{id}/return")
-@needs("holds")
-async def return_(request: web.Request) -> web.Response:
-    """Give a confirmed hold's units back."""
-    return await _give_back(request, "return", holds.return_)
-
-
-async def _give_back(request: web.Request, name: str, verb: Callable[..., Awaitable[Hold]]) -> web.Response:
-    tenant_id, id_, by = tenant_of(request), body.hold_id(request), name_of(request)
-    asked, body_hash = await body.read(request, GiveBackBody)
-    generation = body.wanted_generation(request, asked.generation)
-    return await _change(
-        request,
-        f"{name}/{id_}",
-        body_hash,
-        lambda conn: verb(conn, id_, tenant_id=tenant_id, generation=generation, by=by, reason=asked.reason),
-    )
+@operations.add(
+    "POST",
+    "/v1/holds/{id}/return",
+    scope="holds",
+    takes=GiveBackBody,
+    answers=HoldAnswer,
+    conditional=True,
+    refuses=(*_VERB_REFUSES, errors.NotConfirmedError),
+)
+async def return_(call: Call, asked: GiveBackBody) -> web.Response:
+    """Return a confirmed hold: its units come back, after a refund, say. Repeating it is harmless."""
+    return await _change(call, "return", asked.generation, holds.return_, reason=asked.reason)
 
 
 async def _change(
-    request: web.Request, route: str, body_hash: bytes, work: Callable[[Conn], Awaitable[Hold]]
+    call: Call,
+    verb: str,
+    in_body: int | None,
+    work: Callable[..., Awaitable[Hold]],
+    **given: str | None,
 ) -> web.Response:
     """Do the work, once per Idempotency-Key if there is one, and answer the hold."""
-    tenant_id, key = tenant_of(request), body.idempotency_key(request)
+    id_, generation = body.hold_id(call.request), body.wanted_generation(call.request, in_body)
+    tenant_id, by = call.tenant_id, call.by
 
-    async def documented(conn: Conn) -> dict[str, Any]:
-        return _document(await work(conn))
-
-    async def change(conn: Conn) -> tuple[dict[str, Any], datetime | None]:
-        if key is None:
-            return await documented(conn), None
-        return await idempotency.once(
-            conn, documented, tenant_id=tenant_id, route=route, key=key, body_hash=body_hash
+    async def change(conn: Conn) -> dict[str, Any]:
+        return as_stored(
+            await work(conn, hold_id=id_, tenant_id=tenant_id, generation=generation, by=by, **given)
         )
 
-    document, replayed_at = await run(request.app[POOL], change)
+    document, replayed_at = await once(call, f"{verb}/{id_}", change, condition=generation)
     if replayed_at is not None:
         document["server_time"] = rfc3339(replayed_at)
-    return _answer(document, replayed=replayed_at is not None)
-
-
-def _document(hold: Hold) -> dict[str, Any]:
-    """Say the hold as its row said it; what depends on the clock is filled in by _answer."""
-    return {
-        "id": str(hold.id),
-        "state": hold.state,
-        "generation": hold.generation,
-        "items": [{"resource_id": i.resource_id, "quantity": i.quantity} for i in hold.items],
-        "holder": hold.holder,
-        "external_ref": hold.external_ref,
-        "metadata": hold.metadata or {},
-        "placed_at": rfc3339(hold.placed_at),
-        "expires_at": rfc3339(hold.expires_at),
-        "expires_in_s": 0.0,
-        "renewals": hold.renewals,
-        "max_renewals": hold.max_renewals,
-        "lifetime_ends_at": rfc3339_or_none(hold.lifetime_ends_at),
-        "ended_at": rfc3339_or_none(hold.ended_at),
-        "ended_by": hold.ended_by,
-        "server_time": rfc3339(hold.read_at),
-    }
-
-
-def _answer(
-    document: dict[str, Any],
-    *,
-    status: int = 200,
-    replayed: bool = False,
-    headers: Mapping[str, str] | None = None,
-) -> web.Response:
-    """Answer the hold as of its server_time, the database's clock: past its deadline nothing is held.
-
-    A replay keeps the state that was answered first: by now the hold may be confirmed or renewed.
-    """
-    if document["state"] == "held":
-        now = parse_rfc3339(document["server_time"])
-        left_s = (parse_rfc3339(document["expires_at"]) - now).total_seconds()
-        document["expires_in_s"] = max(0.0, left_s)
-        if left_s <= 0 and not replayed:
-            document["state"] = "expired"
-    return web.Response(
-        status=status,
-        body=json.dumps(document, ensure_ascii=False).encode(),
-        headers={
-            "Content-Type": "application/json",
-            "ETag": f'"g{document["generation"]}"',
-            **({"Idempotent-Replayed": "true"} if replayed else {}),
-            **(headers or {}),
-        },
-    )
+    return answer_hold(document, replayed=replayed_at is not None)

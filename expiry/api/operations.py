@@ -1,34 +1,35 @@
 """For the platform's operators: the overview, and pausing loops."""
 
 import asyncio
-import json
 from typing import Any
 
 import structlog
 from aiohttp import web
 
-from expiry import loops, overview
-from expiry.api import body
-from expiry.api.auth import name_of, needs
+from expiry import errors, loops, overview
 from expiry.api.database import run
-from expiry.api.models import PauseBody, ResumeBody
+from expiry.api.documents import REPLAYED
+from expiry.api.once import once
+from expiry.api.operation import Call, Operations, answer
 from expiry.api.state import POOL, WAKEUPS
-from expiry.api.times import rfc3339
+from expiry.holds import Conn
 from expiry.wakeups import REDIS_AWAY, Wakeups
+from expiry.wire.answers import LoopAnswer, OverviewAnswer
+from expiry.wire.requests import NoQuery, PauseBody, ResumeBody
+from expiry.wire.times import rfc3339
 
 QUEUE_S_MAX = 2.0  # wait for Redis
 
-routes = web.RouteTableDef()
+operations = Operations("operations")
 log = structlog.get_logger()
 
 
-@routes.get("/v1/overview")
-@needs("platform")
-async def get_overview(request: web.Request) -> web.Response:
-    """Answer what was due, what has ended, and how old the rest is, in the database and in the queue."""
-    found = await run(request.app[POOL], overview.read)
-    queue = await _queue(request.app[WAKEUPS], now_ms=found.now.timestamp() * 1000)
-    return _json(
+@operations.add("GET", "/v1/overview", scope="platform", takes=NoQuery, answers=OverviewAnswer)
+async def get_overview(call: Call, _asked: NoQuery) -> web.Response:
+    """Get what was due, what has ended, and how old the rest is, in the database and in the queue."""
+    found = await run(call.app[POOL], overview.read)
+    queue = await _queue(call.app[WAKEUPS], now_ms=found.now.timestamp() * 1000)
+    return answer(
         {
             "eligible": found.eligible,
             "expired": found.expired,
@@ -48,29 +49,42 @@ async def get_overview(request: web.Request) -> web.Response:
     )
 
 
-@routes.post("/v1/loops/{name}/pause")
-@needs("platform")
-async def pause(request: web.Request) -> web.Response:
-    """Pause a loop in the whole fleet."""
-    asked, _ = await body.read(request, PauseBody)
-    return await _set_paused(request, paused=True, reason=asked.reason)
+@operations.add(
+    "POST",
+    "/v1/loops/{name}/pause",
+    scope="platform",
+    takes=PauseBody,
+    answers=LoopAnswer,
+    refuses=(errors.HoldNotFoundError,),
+)
+async def pause(call: Call, asked: PauseBody) -> web.Response:
+    """Pause a loop in the whole fleet, within a second; data stays as it is."""
+    return await _set_paused(call, paused=True, reason=asked.reason)
 
 
-@routes.post("/v1/loops/{name}/resume")
-@needs("platform")
-async def resume(request: web.Request) -> web.Response:
+@operations.add(
+    "POST",
+    "/v1/loops/{name}/resume",
+    scope="platform",
+    takes=ResumeBody,
+    answers=LoopAnswer,
+    refuses=(errors.HoldNotFoundError,),
+)
+async def resume(call: Call, asked: ResumeBody) -> web.Response:
     """Let a paused loop run again."""
-    asked, _ = await body.read(request, ResumeBody)
-    return await _set_paused(request, paused=False, reason=asked.reason)
+    return await _set_paused(call, paused=False, reason=asked.reason)
 
 
-async def _set_paused(request: web.Request, *, paused: bool, reason: str | None) -> web.Response:
-    name, by = request.match_info["name"], name_of(request)
-    await run(
-        request.app[POOL],
-        lambda conn: loops.set_paused(conn, name, paused=paused, by=by, reason=reason),
-    )
-    return _json({"name": name, "paused": paused, "reason": reason, "changed_by": by})
+async def _set_paused(call: Call, *, paused: bool, reason: str | None) -> web.Response:
+    name, by = call.request.match_info["name"], call.by
+
+    async def work(conn: Conn) -> dict[str, Any]:
+        await loops.set_paused(conn, name, paused=paused, by=by, reason=reason)
+        return {"name": name, "paused": paused, "reason": reason, "changed_by": by}
+
+    verb = "pause" if paused else "resume"
+    document, replayed_at = await once(call, f"{verb}/{name}", work)
+    return answer(document, headers=None if replayed_at is None else REPLAYED)
 
 
 async def _queue(wakeups: Wakeups | None, *, now_ms: float) -> dict[str, Any] | None:
@@ -85,10 +99,3 @@ async def _queue(wakeups: Wakeups | None, *, now_ms: float) -> dict[str, Any] | 
         return None
     age_s = 0.0 if oldest_ms is None else max(0.0, now_ms - oldest_ms) / 1000
     return {"depth": depth, "oldest_due_age_s": age_s}
-
-
-def _json(document: dict[str, Any]) -> web.Response:
-    return web.Response(
-        body=json.dumps(document, ensure_ascii=False).encode(),
-        headers={"Content-Type": "application/json"},
-    )

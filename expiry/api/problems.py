@@ -1,7 +1,4 @@
-"""Problem details (RFC 9457): one table from error to status and title, and the middleware that answers them.
-
-Whatever a handler raises becomes `application/problem+json`; only a bug of ours becomes a 500.
-"""
+"""The middleware that answers problem details: whatever a handler raises; only a bug of ours becomes a 500."""
 
 import json
 from collections.abc import Mapping
@@ -15,77 +12,18 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from expiry import errors
-from expiry.api.times import rfc3339
-
-RETRY_AFTER_S = 1
+from expiry.wire.problems import (
+    RETRY_AFTER_S,
+    TYPE,
+    MalformedError,
+    NotReadyError,
+    QuotaError,
+    UnauthenticatedError,
+    status_of,
+)
+from expiry.wire.times import rfc3339
 
 log = structlog.get_logger()
-
-
-class MalformedError(errors.ExpiryError):
-    """The request cannot be read."""
-
-    code = "malformed"
-
-
-class KeyMissingError(errors.ExpiryError):
-    """This request needs an Idempotency-Key header, so that repeating it cannot place twice."""
-
-    code = "idempotency_key_missing"
-
-
-class UnauthenticatedError(errors.ExpiryError):
-    """Send a valid API key: Authorization: Bearer <key>."""
-
-    code = "unauthenticated"
-
-
-class ForbiddenError(errors.ExpiryError):
-    """This API key does not have the scope that is needed here."""
-
-    code = "forbidden"
-
-
-class NotJSONError(errors.ExpiryError):
-    """Send the body as JSON in UTF-8, with Content-Type: application/json."""
-
-    code = "not_json"
-
-
-class InvalidError(errors.ExpiryError):
-    """A field of the request is not as it should be; see `errors`."""
-
-    code = "invalid"
-
-
-class NotReadyError(errors.ExpiryError):
-    """Something that this process needs is not there; see `failing`."""
-
-    code = "not_ready"
-
-
-PROBLEMS: dict[type[errors.ExpiryError], tuple[HTTPStatus, str]] = {
-    MalformedError: (HTTPStatus.BAD_REQUEST, "Malformed request"),
-    KeyMissingError: (HTTPStatus.BAD_REQUEST, "Idempotency-Key missing"),
-    UnauthenticatedError: (HTTPStatus.UNAUTHORIZED, "No valid API key"),
-    ForbiddenError: (HTTPStatus.FORBIDDEN, "Not allowed with this API key"),
-    errors.HoldNotFoundError: (HTTPStatus.NOT_FOUND, "Not found"),
-    errors.AlreadyEndedError: (HTTPStatus.CONFLICT, "Already ended"),
-    errors.NotConfirmedError: (HTTPStatus.CONFLICT, "Not confirmed"),
-    errors.LimitReachedError: (HTTPStatus.CONFLICT, "Renewal limit reached"),
-    errors.InsufficientCapacityError: (HTTPStatus.CONFLICT, "Insufficient capacity"),
-    errors.KeyInProgressError: (HTTPStatus.CONFLICT, "Request in progress"),
-    errors.HoldExpiredError: (HTTPStatus.GONE, "Hold expired"),
-    errors.GenerationMismatchError: (HTTPStatus.PRECONDITION_FAILED, "Another generation"),
-    NotJSONError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Not JSON"),
-    InvalidError: (HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid request"),
-    errors.OutOfRangeError: (HTTPStatus.UNPROCESSABLE_ENTITY, "Out of range"),
-    errors.KeyReusedError: (HTTPStatus.UNPROCESSABLE_ENTITY, "Idempotency-Key reused"),
-    errors.BusyError: (HTTPStatus.SERVICE_UNAVAILABLE, "Busy"),
-    errors.UnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, "Unavailable"),
-    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "Not ready"),
-    errors.ExpiryError: (HTTPStatus.CONFLICT, "Refused"),  # what has no entry of its own
-}
 
 _COME_AGAIN = {"Retry-After": str(RETRY_AFTER_S)}
 _HEADERS: dict[type[errors.ExpiryError], Mapping[str, str]] = {
@@ -132,56 +70,59 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         )
 
 
+def refusal(error: errors.ExpiryError, instance: str) -> dict[str, Any]:
+    """Describe a refusal; `instance` is the path of what was asked."""
+    status, title = status_of(type(error))
+    return _document(status, error.code, title, str(error), instance, error.facts)
+
+
 def problem(
-    request: web.Request,
-    status: HTTPStatus,
-    *,
-    code: str,
-    title: str,
-    detail: str,
-    headers: Mapping[str, str] | None = None,
-    facts: Mapping[str, object] | None = None,
+    request: web.Request, status: HTTPStatus, *, code: str, title: str, detail: str, allow: str | None = None
 ) -> web.Response:
-    """Answer one problem; facts that are None are left out."""
+    """Answer a problem that no error of ours names."""
+    document = _document(status, code, title, detail, request.rel_url.raw_path, {})
+    return _response(document, {} if allow is None else {"Allow": allow})
+
+
+def _document(
+    status: HTTPStatus, code: str, title: str, detail: str, instance: str, facts: Mapping[str, object]
+) -> dict[str, Any]:
     members: dict[str, Any] = {
-        "type": f"urn:expiry:problem:{code}",
+        "type": TYPE + code,
         "title": title,
         "status": status.value,
         "detail": detail,
-        "instance": request.rel_url.raw_path,
+        "instance": instance,
         "code": code,
     }
-    for name, value in (facts or {}).items():
+    for name, value in facts.items():
         if value is not None:
             members[name] = rfc3339(value) if isinstance(value, datetime) else value
+    return members
+
+
+def _response(document: Mapping[str, Any], headers: Mapping[str, str]) -> web.Response:
     return web.Response(
-        status=status,
-        body=json.dumps(members, default=str).encode(),
-        headers={"Content-Type": "application/problem+json", **(headers or {})},
+        status=document["status"],
+        body=json.dumps(document, default=str).encode(),
+        headers={"Content-Type": "application/problem+json", **headers},
     )
 
 
 def _refused(request: web.Request, error: errors.ExpiryError) -> web.Response:
-    status, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
-    return problem(
-        request,
-        status,
-        code=error.code,
-        title=title,
-        detail=str(error),
-        headers=_HEADERS.get(type(error)),
-        facts=error.facts,
-    )
+    headers = _HEADERS.get(type(error), {})
+    if isinstance(error, QuotaError):
+        headers = {"Retry-After": str(error.facts["retry_after_s"])}
+    return _response(refusal(error, request.rel_url.raw_path), headers)
 
 
 def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
     status = HTTPStatus(error.status)
-    allow = error.headers.get("Allow")
     return problem(
         request,
         status,
         code=_HTTP_CODES.get(status, status.phrase.lower().replace(" ", "_")),
         title=status.phrase,
         detail=_HTTP_DETAILS.get(status) or status.description or status.phrase,
-        headers=None if allow is None else {"Allow": allow},
+        allow=error.headers.get("Allow"),
     )

@@ -1,50 +1,85 @@
-"""/v1/resources/{resource_id}: declare a capacity, look at the counters."""
+"""/v1/resources: declare a capacity, look at the counters."""
 
-import json
 from dataclasses import asdict
 
 from aiohttp import web
+from pydantic import TypeAdapter
 
-from expiry import resources
-from expiry.api import body
-from expiry.api.auth import needs, tenant_of
+from expiry import errors, resources
+from expiry.api import body, cursor
 from expiry.api.database import run
-from expiry.api.models import ResourceBody
+from expiry.api.operation import Call, Operations, answer
 from expiry.api.state import LANES, POOL
 from expiry.holds import Conn
 from expiry.resources import Resource
+from expiry.wire.answers import ResourceAnswer, ResourcesAnswer
+from expiry.wire.requests import NoQuery, ResourceBody, ResourcesQuery
 
-routes = web.RouteTableDef()
+operations = Operations("resources")
+
+_IDS = TypeAdapter(str)
 
 
-@routes.put("/v1/resources/{resource_id}")
-@needs("holds")
-async def put(request: web.Request) -> web.Response:
-    """Declare the resource or change its capacity; answer it as it is then."""
-    tenant_id, resource_id = tenant_of(request), body.resource_id(request)
-    asked, _ = await body.read(request, ResourceBody)
+@operations.add(
+    "PUT", "/v1/resources/{resource_id}", scope="holds", takes=ResourceBody, answers=ResourceAnswer
+)
+async def put(call: Call, asked: ResourceBody) -> web.Response:
+    """Declare a resource, or change its capacity.
+
+    From then on its units are counted and it cannot be oversold. Lowering the capacity below what is held keeps
+    all holds: nothing is available until enough of them end.
+    """
+    tenant_id, resource_id = call.tenant_id, body.resource_id(call.request)
 
     async def declare(conn: Conn) -> None:
         await resources.declare(conn, resource_id, tenant_id=tenant_id, capacity=asked.capacity)
 
-    async with request.app[LANES].enter(tenant_id, resource_id):
-        await run(request.app[POOL], declare)
-    return await _answer(request, tenant_id, resource_id)
+    async with call.app[LANES].enter(tenant_id, resource_id):
+        await run(call.app[POOL], declare)
+    return await _answer(call, resource_id)
 
 
-@routes.get("/v1/resources/{resource_id}")
-@needs("read")
-async def get(request: web.Request) -> web.Response:
-    """Answer the resource's counters."""
-    return await _answer(request, tenant_of(request), body.resource_id(request))
+@operations.add(
+    "GET",
+    "/v1/resources/{resource_id}",
+    scope="read",
+    takes=NoQuery,
+    answers=ResourceAnswer,
+    refuses=(errors.HoldNotFoundError,),
+)
+async def get(call: Call, _asked: NoQuery) -> web.Response:
+    """Get a declared resource: how many units are held, confirmed, available.
+
+    One never declared answers 404: it has no limit.
+    """
+    return await _answer(call, body.resource_id(call.request))
 
 
-async def _answer(request: web.Request, tenant_id: str, resource_id: str) -> web.Response:
+@operations.add("GET", "/v1/resources", scope="read", takes=ResourcesQuery, answers=ResourcesAnswer)
+async def list_(call: Call, asked: ResourcesQuery) -> web.Response:
+    """List declared resources by id, in pages."""
+    tenant_id = call.tenant_id
+    after = "" if asked.cursor is None else cursor.read(asked.cursor, _IDS, asked)
+    found = await run(
+        call.app[POOL],
+        lambda conn: resources.list_(
+            conn, tenant_id=tenant_id, prefix=asked.prefix or "", after=after, limit=asked.limit + 1
+        ),
+    )
+    page = found[: asked.limit]
+    more = len(found) > len(page)
+    return answer(
+        {
+            "resources": [asdict(one) for one in page],
+            "next_cursor": cursor.write(page[-1].resource_id, _IDS, asked) if more else None,
+        }
+    )
+
+
+async def _answer(call: Call, resource_id: str) -> web.Response:
+    tenant_id = call.tenant_id
+
     async def look(conn: Conn) -> Resource:
         return await resources.get(conn, resource_id, tenant_id=tenant_id)
 
-    found = await run(request.app[POOL], look)
-    return web.Response(
-        body=json.dumps(asdict(found), ensure_ascii=False).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    return answer(asdict(await run(call.app[POOL], look)))

@@ -5,6 +5,7 @@ from aiohttp import web
 
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
+from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
 from expiry.wakeups import Wakeups
@@ -16,4 +17,5 @@ LANES: web.AppKey[Lanes] = web.AppKey("LANES")
 HINTS: web.AppKey[Hints] = web.AppKey("HINTS")
 BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
 KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")
+QUOTA: web.AppKey[Quota] = web.AppKey("QUOTA")
 READINESS: web.AppKey[Readiness] = web.AppKey("READINESS")

@@ -51,9 +51,10 @@ WAIT_FIRST = """    IF v_hold.state = c_from THEN
 # A second statement, after the first has committed.
 EVENT_LATER = """rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
     await conn.execute(
-        "INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)"
-        " SELECT 'expire:' || h.id || ':' || h.generation, h.tenant_id, 'hold.expired', h.id, h.generation,"
-        " h.ended_at, '{}' FROM holds h WHERE h.id = ANY ($1) AND h.state = 'expired' ON CONFLICT DO NOTHING",
+        "INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)"
+        " SELECT expiry_epoch(), 'expire:' || h.id || ':' || h.generation, h.tenant_id, 'hold.expired', h.id,"
+        " h.generation, h.ended_at, '{}' FROM holds h"
+        " WHERE h.id = ANY ($1) AND h.state = 'expired' ON CONFLICT DO NOTHING",
         [w.hold_id for w in wakes],
     )"""
 EXPIRE_CALL = "rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)"

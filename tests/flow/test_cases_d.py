@@ -124,8 +124,8 @@ WITH many AS (
       FROM generate_series(1, $1::int) i
     RETURNING id, expires_at
 )
-INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
-SELECT 'place:' || id || ':1', 'shop', 'hold.placed', id, 1, now(), '{}' FROM many
+INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+SELECT expiry_epoch(), 'place:' || id || ':1', 'shop', 'hold.placed', id, 1, now(), '{}' FROM many
 """
 
 

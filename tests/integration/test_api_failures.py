@@ -181,7 +181,7 @@ async def test_a_bug_of_ours_is_a_500_that_tells_nothing(api: Api, monkeypatch: 
     def broken(_hold: object) -> dict[str, Any]:
         raise KeyError("secret")
 
-    monkeypatch.setattr("expiry.api.holds._document", broken)
+    monkeypatch.setattr("expiry.api.holds.as_stored", broken)
     response = await api.place()
     await problem(response, 500, "internal")
     assert "secret" not in await response.text()

@@ -184,9 +184,11 @@ async def test_a_condition_must_match(api: Api, form: str) -> None:
 
 
 async def test_conditions_are_read_strictly(api: Api) -> None:
-    """Foreign ETags are 400, a contradiction is 422, * is any generation."""
+    """No ETag is 400, one that no hold has is 412, a contradiction is 422, * is any generation."""
     hold = await api.placed()
-    for etag in ("g1", 'W/"g1"', '"g0"', '"x"', "", '"g1", "g2"'):
+    for etag in ('W/"g1"', '"g0"', '"x"', '"g99999999999999999999"'):
+        await problem(await api.verb(hold, "confirm", headers={"If-Match": etag}), 412, "generation_mismatch")
+    for etag in ("g1", "", '"g1", "g2"'):
         await problem(await api.verb(hold, "confirm", headers={"If-Match": etag}), 400, "malformed")
     await problem(await api.verb(hold, "confirm", headers={"If-Match": '"g1"'}, generation=2), 422, "invalid")
     assert (await api.verb(hold, "confirm", headers={"If-Match": "*"})).status == 200

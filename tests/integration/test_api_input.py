@@ -333,9 +333,14 @@ async def test_paths_and_methods_that_are_not_there(api: Api) -> None:
     """404 and 405 are problems too; 405 names what is allowed."""
     await problem(await api.ask("GET", "/nothing"), 404, "not_found")
     await problem(await api.ask("GET", "/v1/nothing", key=None), 404, "not_found")
-    response = await api.ask("DELETE", "/v1/holds")
-    await problem(response, 405, "method_not_allowed")
-    assert response.headers["Allow"] == "POST"
+    for method, path, allowed in (
+        ("DELETE", "/v1/holds", "GET,HEAD,POST"),
+        ("GET", "/v1/holds/batch", "POST"),
+        ("DELETE", "/v1/keys", "GET,HEAD,POST"),
+    ):
+        response = await api.ask(method, path)
+        await problem(response, 405, "method_not_allowed")
+        assert response.headers["Allow"] == allowed
 
 
 async def test_a_body_that_does_not_come_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 import expiry
 from expiry import deadletters, doctor, errors, holds, schema
-from expiry.api import problems
 from expiry.api.hints import Hints
 from expiry.holds import Hold
 from expiry.permits import Permits
 from expiry.service import connect_database
 from expiry.wakeups import Enqueued, Wakeups
 from expiry.wanted import Item
+from expiry.wire import problems
 from governor import GovernorSettings, PostgresBucket
 from tests import scene
 from tests.api_client import Api, problem, read

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from expiry import observe as module
-from expiry.observe import observe
+from expiry.observe import Observer
 from expiry.wakeups import Wakeups
 from tests.fleet import Pool, due, overdue, placed, settings_for, wakeups_on
 from tests.proxy import proxy_to
@@ -50,7 +50,7 @@ async def test_the_gauges_tell_both_stores(pool: Pool, wakeups: Wakeups) -> None
     later = await placed(pool, 2, ttl_s=600)
     await pool.execute(FAIL, late[3].id)
     await wakeups.enqueue_due(due([*late[1:3], *later]))
-    await observe(pool, wakeups)
+    await Observer(pool, wakeups).look()
     assert gauge("expiry_overdue_holds") == 3
     assert gauge("expiry_backed_off_holds") == 1
     assert gauge("expiry_dead_letters_open") == 1
@@ -61,10 +61,10 @@ async def test_the_gauges_tell_both_stores(pool: Pool, wakeups: Wakeups) -> None
 
 async def test_nothing_due_is_age_zero(pool: Pool, wakeups: Wakeups) -> None:
     """Deadlines ahead are no negative age, and empty stores are none either."""
-    await observe(pool, wakeups)
+    await Observer(pool, wakeups).look()
     assert oldest_s() == (0, 0)
     await wakeups.enqueue_due(due(await placed(pool, 1, ttl_s=600)))
-    await observe(pool, wakeups)
+    await Observer(pool, wakeups).look()
     assert oldest_s() == (0, 0)
     assert gauge("expiry_overdue_holds") == 0
     assert gauge("expiry_queue_wakeups") == 1
@@ -73,7 +73,7 @@ async def test_nothing_due_is_age_zero(pool: Pool, wakeups: Wakeups) -> None:
 async def test_without_a_queue_the_database_is_told(pool: Pool) -> None:
     """In sweep mode nobody asks for Redis."""
     await overdue(pool, 2)
-    await observe(pool, None)
+    await Observer(pool, None).look()
     assert gauge("expiry_overdue_holds") == 2
 
 
@@ -81,19 +81,19 @@ async def test_counting_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) 
     """A million due holds must not make a look expensive."""
     monkeypatch.setattr(module, "COUNT_MAX", 3)
     await overdue(pool, 5)
-    await observe(pool, None)
+    await Observer(pool, None).look()
     assert gauge("expiry_overdue_holds") == 3
 
 
 async def test_an_outage_is_raised_and_the_last_look_stands(pool: Pool, database_url: str) -> None:
     """The loop counts the failure; a gauge that fell to 0 would call off an alarm."""
     await overdue(pool, 2)
-    await observe(pool, None)
+    await Observer(pool, None).look()
     async with (
         proxy_to(database_url) as proxy,
         asyncpg.create_pool(proxy.url, min_size=1, max_size=1, timeout=2) as cut_off,
     ):
         proxy.refuse()
         with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
-            await observe(cut_off, None)
+            await Observer(cut_off, None).look()
     assert gauge("expiry_overdue_holds") == 2

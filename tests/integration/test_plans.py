@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from expiry import errors, holds, promoter, resources, sweep
+from expiry import errors, history, holds, listing, outbox, overview, promoter, prune, resources, sweep
 from expiry.holds import Conn, Hold
 from expiry.wanted import Item
 from tests import scene
@@ -24,7 +24,7 @@ Plans: TypeAlias = list[tuple[str, set[tuple[str, str]]]]
 ROWS = 120_000
 RESOURCES = 3_000
 BIG = {"holds", "resources", "outbox"}
-WALKED = {"holds_due", "holds_backed_off"}  # in order, from the beginning
+WALKED = {"holds_due", "holds_backed_off", "dead_letters_unresolved"}  # in order, from the beginning
 
 # The planner is to know what the test lets it know.
 QUIET = """
@@ -39,18 +39,18 @@ INSERT INTO resources (tenant_id, resource_id, capacity)
 SELECT '{TENANT}', 'r' || i, 1000000 FROM generate_series(1, {RESOURCES}) i
     ON CONFLICT DO NOTHING;
 INSERT INTO holds (id, tenant_id, state, resource_ids, quantities, counted, placed_at, expires_at, ended_at,
-                   ended_by, holder, attempts, next_attempt_at)
+                   ended_by, holder, external_ref, attempts, next_attempt_at)
 SELECT gen_random_uuid(), '{TENANT}', CASE WHEN i % 6 = 0 THEN 'released' ELSE 'held' END,
        ARRAY['r' || i % {RESOURCES} + 1] || CASE WHEN i % 4 = 0 THEN ARRAY['x' || i % 1000] ELSE '{{}}' END,
        CASE WHEN i % 4 = 0 THEN '{{1,1}}' ELSE '{{1}}' END::int[],
        CASE WHEN i % 4 = 0 THEN '{{t,f}}' ELSE '{{t}}' END::boolean[],
        now() - interval '1 h', now() + (i - {ROWS // 12}) * interval '50 ms',
        CASE WHEN i % 6 = 0 THEN now() END, CASE WHEN i % 6 = 0 THEN 'x' END,
-       CASE WHEN i % 3 = 0 THEN 'buyer-' || i % 5000 END,
+       CASE WHEN i % 3 = 0 THEN 'buyer-' || i % 5000 END, CASE WHEN i % 2 = 0 THEN 'cart-' || i % 9000 END,
        (i % 300 = 1)::int, CASE WHEN i % 300 = 1 AND i % 6 <> 0 THEN now() END
   FROM generate_series(1, {ROWS}) i;
-INSERT INTO outbox (key, tenant_id, type, hold_id, generation, occurred_at, data)
-SELECT 'place:' || h.id || ':1', h.tenant_id, 'hold.placed', h.id, 1, h.placed_at, '{{}}' FROM holds h
+INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+SELECT expiry_epoch(), 'place:' || h.id || ':1', h.tenant_id, 'hold.placed', h.id, 1, h.placed_at, '{{}}' FROM holds h
     ON CONFLICT DO NOTHING;
 UPDATE resources r SET held = h.units FROM (
     SELECT resource_ids[1] AS id, count(*) AS units FROM holds WHERE state = 'held' GROUP BY 1) h
@@ -134,10 +134,34 @@ async def every_statement(conn: Conn, number: int) -> list[Hold]:
     await scene.transition.expire(
         conn, [scene.transition.Wake(r["id"], r["generation"]) for r in due], by="x"
     )
+    await every_list(conn, first)
     now = await conn.fetchval(promoter.CLOCK)
     slice_ = (now, now + timedelta(seconds=60))
     await conn.fetch(promoter.HELD_BETWEEN, slice_[0], NO_ID, slice_[1], 5000)
     return [late, later]
+
+
+async def every_list(conn: Conn, resource_id: str) -> None:
+    """Ask each list once; tidy up."""
+    held = {"resource_id": resource_id, "holder": "buyer-7"}
+    for which in (
+        {"external_ref": "cart-1"},
+        {"state": "held"},
+        {"overdue": True},
+        {"overdue": True, **held},
+    ):
+        await listing.read(conn, listing.Filter(**which), tenant_id=TENANT)
+    await listing.read(conn, listing.Filter(state="held", resource_id=resource_id), tenant_id=TENANT)
+    await resources.list_(conn, tenant_id=TENANT, prefix="r1")
+    some = await conn.fetchval("SELECT id FROM holds WHERE external_ref = 'cart-1' LIMIT 1") or NO_ID
+    for type_, hold_id in ((None, None), ("hold.expired", None), (None, some)):
+        await outbox.read(conn, tenant_id=TENANT, type_=type_, hold_id=hold_id)
+    await conn.fetch(history.HISTORY, some, TENANT, 10)
+    await conn.fetch(history.FAILURES, some, 10)
+    await conn.fetch(overview.OVERVIEW, 1000, 500, 60.0)
+    for tenant in await conn.fetch(prune.TENANTS_WITH_OLD_EVENTS, EPOCH, 10):
+        raise AssertionError(tenant)
+    await conn.fetchval(prune.PRUNE_OUTBOX, EPOCH, 10, TENANT)
 
 
 # A piece of each statement's text, and the indexes that it uses.
@@ -147,6 +171,19 @@ EXPECTED = {
     promoter.HELD_BETWEEN: {"holds_due"},
     resources.RESOURCE: {"resources_pkey", "holds_by_resource", "holds_by_further_resource"},
     holds.GET: {"holds_pkey"},
+    listing.BY_REFERENCE: {"holds_by_external_ref"},
+    listing.BY_HOLDER: {"holds_by_holder"},
+    listing.BY_DEADLINE: {"holds_by_tenant"},
+    listing.BY_RESOURCE: {"holds_by_resource", "holds_by_further_resource"},
+    resources.RESOURCES: {"resources_by_prefix", "holds_by_resource", "holds_by_further_resource"},
+    history.HISTORY: {"outbox_once"},
+    history.FAILURES: {"dead_letters_by_hold"},
+    # expiry_feed: a tenant's events, a hold's events; expiry_recent
+    "o.tenant_id = p_tenant AND (o.epoch": {"outbox_pkey"},
+    "o.hold_id = p_hold": {"outbox_once"},
+    "o.occurred_at >= p_since": {"outbox_by_time"},
+    prune.TENANTS_WITH_OLD_EVENTS: {"outbox_pkey"},
+    "SELECT p.ctid": {"outbox_pkey"},
     # expiry_place: what is short, who has it already, what is reclaimed or replaced, what is taken
     "SELECT x.capacity": {"resources_pkey", "holds_by_resource", "holds_by_further_resource"},
     "'insufficient_capacity'": {"holds_by_holder"},
@@ -161,12 +198,19 @@ EXPECTED = {
     "WITH mine AS": {"holds_by_resource", "holds_by_further_resource", "holds_pkey"},
     "SELECT h.* FROM holds h": {"holds_pkey"},
 }
-BESIDE = {"holds_pkey", "dead_letters_unresolved"}  # a statement may look these up as well
+# A statement may look these up as well.
+BESIDE = {
+    "holds_pkey",
+    "dead_letters_unresolved",
+    "outbox_pruned_pkey",
+    "outbox_epochs_newest",
+    "outbox_epochs_pkey",
+}
 
 
 def reads_all(kind: str, name: str) -> bool:
     """Whether this reads a big table from end to end."""
-    return kind == "all of" or (kind == "seq" and name in BIG)
+    return (kind == "all of" and not name.startswith("pg_")) or (kind == "seq" and name in BIG)
 
 
 def judge(plans: Plans) -> list[str]:
@@ -216,4 +260,5 @@ async def test_the_indexes_serve_whatever_the_planner_knows(database_url: str) -
         await first.execute("ANALYZE holds, resources, outbox")
         found["analyzed"] = await plans_of(await connect(), 11)
         found["analyzed, generic"] = await plans_of(await connect("plan_cache_mode = force_generic_plan"), 12)
-    assert [f"{name}: {what}" for name, wrong in found.items() for what in wrong] == []
+    wrong = [f"{name}: {what}" for name, them in found.items() for what in them]
+    assert not wrong, "\n".join(wrong)

@@ -192,6 +192,7 @@ async def test_a_refusal_says_how_the_hold_is(conn: Conn) -> None:
         "current_state": "expired",
         "current_generation": 1,
         "expired_at": row.expires_at,
+        "server_time": refused.value.facts["server_time"],
     }
 
 

@@ -1,10 +1,10 @@
-"""Request bodies. These models validate, and describe the wire for the OpenAPI document."""
+"""Bodies and queries of requests. These models validate, and describe themselves in the OpenAPI document."""
 
 import json
 import math
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import (
@@ -18,7 +18,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from expiry.api.times import parse_rfc3339
 from expiry.wanted import (
     INT_MAX,
     ITEMS_MAX,
@@ -29,8 +28,15 @@ from expiry.wanted import (
     Item,
     Wanted,
 )
+from expiry.wire.answers import EventType, State
+from expiry.wire.times import parse_rfc3339
 
 INT64_MAX = 2**63 - 1
+BATCH_MAX = 500  # holds in one request
+PAGE_MAX = 200
+EVENTS_PAGE_MAX = 1000
+CURSOR_CHARS_MAX = 1024
+KEY_NAME_MAX = 100
 
 
 def _number(value: object) -> object:
@@ -162,7 +168,7 @@ class PlaceBody(DeadlineBody):
         return self
 
     def wanted(self) -> Wanted:
-        """Say it in the terms of `expiry.holds`."""
+        """Say it in the terms of `expiry.holds`; each call is another hold."""
         items = [Item(i.resource_id, i.quantity) for i in self.items or ()]
         if self.resource_id is not None:
             items = [Item(self.resource_id, self.quantity)]
@@ -201,6 +207,28 @@ class GiveBackBody(ConditionalBody):
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["cart emptied"])
 
 
+class BatchBody(Body):
+    """Several holds in one request."""
+
+    holds: Annotated[list[PlaceBody], Field(min_length=1, max_length=BATCH_MAX)] = Field(
+        description=f"1 to {BATCH_MAX} holds, as for placing one."
+    )
+    atomic: bool = Field(
+        default=False,
+        description="true: all or none, in one transaction. false: each for itself; repeating the request "
+        "places what is missing.",
+    )
+
+
+class ReleaseBatchBody(Body):
+    """Several holds to be released."""
+
+    ids: Annotated[list[Id], Field(min_length=1, max_length=BATCH_MAX)] = Field(
+        description=f"1 to {BATCH_MAX} holds."
+    )
+    reason: Text | None = Field(default=None, description="Why, for the record.", examples=["shop closed"])
+
+
 class ResourceBody(Body):
     """A declared resource."""
 
@@ -219,3 +247,92 @@ class ResumeBody(Body):
     """A loop to be resumed."""
 
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["done"])
+
+
+class KeyBody(Body):
+    """An API key to be made."""
+
+    tenant_id: Text | None = Field(
+        description="Whose holds it works on; null: a platform key.", examples=["shop"]
+    )
+    scopes: Annotated[list[Literal["holds", "read", "operate", "platform"]], Field(min_length=1)] | None = (
+        Field(
+            default=None,
+            description="What it may do; left out: all that such a key can. A platform key has `platform` "
+            "and nothing else.",
+            examples=[["holds", "read"]],
+        )
+    )
+    name: Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX)] | None = Field(
+        default=None, description="What it is for.", examples=["checkout"]
+    )
+
+
+# --- queries: strings on the wire, so numbers are read from their digits; otherwise as strict as a body
+
+
+def _digits(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+def _flag(value: object) -> object:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+Limit = Annotated[int, BeforeValidator(_digits), Field(ge=1, le=PAGE_MAX)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Cursor = Annotated[str, Field(min_length=1, max_length=CURSOR_CHARS_MAX)]
+PAGE_DEFAULT = 50
+
+
+class Query(Body):
+    """Strict, too: no parameter is unknown, so that a misspelt filter does not answer everything."""
+
+
+class NoQuery(Query):
+    """No parameters."""
+
+
+class PageQuery(Query):
+    """A page, and where it starts."""
+
+    limit: Limit = Field(default=PAGE_DEFAULT, description="At most so many.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the page before.")
+
+
+class HoldsQuery(PageQuery):
+    """Which holds."""
+
+    state: State | None = Field(default=None, description="As shown: past the deadline nothing is held.")
+    resource_id: Text | None = Field(default=None, description="Holds of this resource.")
+    holder: Text | None = Field(default=None, description="Holds of this holder.")
+    external_ref: Text | None = Field(default=None, description="Holds with this reference, in any state.")
+    overdue: Flag | None = Field(
+        default=None, description="true: past the deadline and not ended yet; false: held."
+    )
+    expires_before: Time | None = Field(default=None, description="Held, with a deadline before this.")
+
+
+class ResourcesQuery(PageQuery):
+    """Which resources."""
+
+    prefix: Text | None = Field(default=None, description="Only ids that begin so.", examples=["room-12/"])
+
+
+class KeysQuery(PageQuery):
+    """Which keys."""
+
+    tenant_id: Text | None = Field(default=None, description="Keys of this tenant.", examples=["shop"])
+
+
+class EventsQuery(Query):
+    """Which events, after which."""
+
+    after: Cursor | None = Field(
+        default=None, description="`next_cursor` of the page before; left out: from the oldest kept."
+    )
+    type: EventType | None = Field(default=None, description="Only events of this type.")
+    hold_id: Id | None = Field(default=None, description="Only events of this hold.")
+    limit: Annotated[int, BeforeValidator(_digits), Field(ge=1, le=EVENTS_PAGE_MAX)] = Field(
+        default=100, description="At most so many."
+    )

@@ -1,0 +1,145 @@
+"""/v1/holds/batch and /v1/holds/release-batch: many holds in one request, each with its own result."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from expiry import errors, holds, idempotency
+from expiry.api.database import run
+from expiry.api.documents import REPLAYED, as_of, as_stored, shown
+from expiry.api.holds import place_now
+from expiry.api.once import once
+from expiry.api.operation import Call, Operations, answer
+from expiry.api.problems import refusal
+from expiry.api.state import POOL, QUOTA
+from expiry.holds import Conn, Placement
+from expiry.wanted import Wanted
+from expiry.wire.answers import BatchAnswer
+from expiry.wire.problems import NotPlacedError
+from expiry.wire.requests import BATCH_MAX, BatchBody, ReleaseBatchBody
+from expiry.wire.times import rfc3339
+
+TAKES_S_MAX = 20.0  # of one request; what it has not come to by then is told to come again
+
+operations = Operations("batches")
+
+
+class Done(NamedTuple):
+    """What came of one hold."""
+
+    status: HTTPStatus
+    hold: dict[str, Any]
+    replayed: bool
+
+
+@operations.add(
+    "POST",
+    "/v1/holds/batch",
+    scope="holds",
+    takes=BatchBody,
+    answers=BatchAnswer,
+    key_required=True,
+    refuses=(errors.KeyReusedError,),
+)
+async def place(call: Call, asked: BatchBody) -> web.Response:
+    """Place many holds.
+
+    Atomic: all or none, in one transaction; the hold that was refused has its problem as result, the others
+    424 `not_placed`. Otherwise each for itself: repeating the request with the same Idempotency-Key, after a
+    lost connection, say, answers what was placed and tries the others again.
+    """
+    call.app[QUOTA].take(call.principal.key_id, len(asked.holds) - 1, owed=True)
+    key = call.key or ""
+    wanted = [one.wanted() for one in asked.holds]
+    body_hash = call.body_hash
+    names = [key, *(_item_key(key, i) for i in range(BATCH_MAX))]
+    await run(
+        call.app[POOL],
+        lambda conn: idempotency.check_unused(
+            conn, names, tenant_id=call.tenant_id, route="batch", body_hash=body_hash
+        ),
+    )
+    if asked.atomic:
+        return await _all_or_none(call, wanted)
+
+    async def place_one(index: int) -> Done:
+        one = [wanted[index]]
+        placed = await place_now(call, one, route="batch", key=_item_key(key, index), body_hash=body_hash)
+        return _placed(placed, 0)
+
+    return await _each(call, len(wanted), place_one)
+
+
+@operations.add("POST", "/v1/holds/release-batch", scope="holds", takes=ReleaseBatchBody, answers=BatchAnswer)
+async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
+    """Release many holds, each for itself. Repeating it is harmless."""
+    call.app[QUOTA].take(call.principal.key_id, len(asked.ids) - 1, owed=True)
+    tenant_id, by = call.tenant_id, call.by
+
+    async def release_one(index: int) -> Done:
+        id_ = asked.ids[index]
+
+        async def work(conn: Conn) -> dict[str, Any]:
+            return as_stored(await holds.release(conn, id_, tenant_id=tenant_id, by=by, reason=asked.reason))
+
+        key = None if call.key is None else _item_key(call.key, index)
+        document, replayed_at = await once(call, "release-batch", work, key=key)
+        if replayed_at is not None:
+            document["server_time"] = rfc3339(replayed_at)
+        return Done(HTTPStatus.OK, as_of(document), replayed_at is not None)
+
+    return await _each(call, len(asked.ids), release_one)
+
+
+def _item_key(key: str, index: int) -> str:
+    return f"{key}#{index}"
+
+
+def _placed(placement: Placement, index: int) -> Done:
+    hold = shown(placement.holds[index], replayed=placement.replayed)
+    return Done(HTTPStatus.CREATED, hold, placement.replayed)
+
+
+async def _all_or_none(call: Call, wanted: list[Wanted]) -> web.Response:
+    """Place all of them; what refuses one of them is its result, what refuses them all is raised."""
+    try:
+        placement = await place_now(call, wanted, route="batch", body_hash=call.body_hash)
+    except errors.ExpiryError as error:
+        index = 0 if len(wanted) == 1 else error.facts.pop("index", None)
+        if not isinstance(index, int):  # it is not about one of them: busy, the key, the whole of it
+            raise
+        refused: list[Done | errors.ExpiryError] = [NotPlacedError() for _ in wanted]
+        refused[index] = error
+        return _answer(call, refused)
+    return _answer(call, [_placed(placement, i) for i in range(len(wanted))])
+
+
+async def _each(call: Call, count: int, work: Callable[[int], Awaitable[Done]]) -> web.Response:
+    """Do them one after the other, on one connection at a time, as far as time allows."""
+    results: list[Done | errors.ExpiryError] = []
+    until_s = time.monotonic() + TAKES_S_MAX
+    for index in range(count):
+        try:
+            if time.monotonic() > until_s:
+                raise errors.BusyError("There was no time left for this one; send the same request again.")
+            results.append(await work(index))
+        except errors.ExpiryError as error:
+            results.append(error)
+    return _answer(call, results)
+
+
+def _answer(call: Call, results: Sequence[Done | errors.ExpiryError]) -> web.Response:
+    done = [r for r in results if isinstance(r, Done)]
+    replayed = bool(done) and all(r.replayed for r in done)
+    path = call.request.rel_url.raw_path
+    return answer({"results": [_result(r, path) for r in results]}, headers=REPLAYED if replayed else None)
+
+
+def _result(result: Done | errors.ExpiryError, path: str) -> dict[str, Any]:
+    if isinstance(result, Done):
+        return {"status": result.status.value, "hold": result.hold}
+    problem = refusal(result, path)
+    return {"status": problem["status"], "problem": problem}

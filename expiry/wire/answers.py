@@ -1,0 +1,255 @@
+"""Answers: these models describe them in the OpenAPI document, and the client reads answers with them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+State = Literal["held", "confirmed", "released", "expired", "returned"]
+EventType = Literal[
+    "hold.placed", "hold.renewed", "hold.confirmed", "hold.released", "hold.expired", "hold.returned"
+]
+LoopName = Literal["worker", "promoter", "sweep", "prune"]
+LetterState = Literal["retrying", "recovered", "open", "replayed", "discarded"]
+
+_ID = "0193b0c5-8f4a-7c3e-9d5e-2f6a1b8c4d7e"
+_NOW = "2026-12-24T17:45:00.000000Z"
+_LATER = "2026-12-24T18:00:00.000000Z"
+
+ServerTime = Annotated[
+    datetime,
+    Field(description="The database's clock, by which deadlines are counted down.", examples=[_NOW]),
+]
+NextCursor = Annotated[
+    str | None, Field(description="Ask for the next page with it; null: this was the last.", examples=[None])
+]
+
+
+class Answer(BaseModel):
+    """Read leniently: a member that a newer server adds does no harm."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ItemAnswer(Answer):
+    """So many units of one resource."""
+
+    resource_id: str = Field(examples=["room-12/2026-12-24"])
+    quantity: int = Field(examples=[1])
+
+
+class HoldAnswer(Answer):
+    """A hold as of `server_time`. Past its deadline it is shown as expired, whether or not the expiry ran."""
+
+    id: UUID = Field(examples=[_ID])
+    state: State = Field(description="`held` until the hold ends; `returned` after a refund.")
+    generation: int = Field(description="1 at first, one more with each renewal; the ETag is `g` and it.")
+    items: list[ItemAnswer]
+    holder: str | None = Field(examples=["customer-4711"])
+    external_ref: str | None = Field(examples=["cart-77"])
+    metadata: dict[str, Any] = Field(examples=[{"channel": "web"}])
+    placed_at: datetime = Field(examples=[_NOW])
+    expires_at: datetime = Field(description="The deadline.", examples=[_LATER])
+    expires_in_s: float = Field(description="Seconds from `server_time` to the deadline, 0 once ended.")
+    renewals: int
+    max_renewals: int | None
+    lifetime_ends_at: datetime | None = Field(description="No renewal goes past this.", examples=[None])
+    ended_at: datetime | None = Field(examples=[None])
+    ended_by: str | None = Field(
+        description="`worker`, `sweep` or `reclaim` for an expiry, else who called.", examples=[None]
+    )
+    server_time: ServerTime
+
+
+class HoldsAnswer(Answer):
+    """A page of holds."""
+
+    holds: list[HoldAnswer]
+    next_cursor: NextCursor
+
+
+class FieldError(Answer):
+    """What is wrong where."""
+
+    pointer: str = Field(
+        description="A JSON pointer into the body (`#/items/0/quantity`), or `?` and a query parameter.",
+        examples=["#/ttl_s"],
+    )
+    detail: str = Field(examples=["Input should be greater than or equal to 1"])
+
+
+class ProblemAnswer(Answer):
+    """A refusal (RFC 9457). `code` says which; what else applies is there too."""
+
+    type: str = Field(examples=["urn:expiry:problem:insufficient_capacity"])
+    title: str = Field(examples=["Insufficient capacity"])
+    status: int = Field(examples=[409])
+    detail: str = Field(examples=["The resource has too few units left."])
+    instance: str = Field(examples=["/v1/holds"])
+    code: str = Field(examples=["insufficient_capacity"])
+    hold_id: UUID | None = Field(default=None, description="The hold that stands in the way, or is meant.")
+    resource_id: str | None = None
+    available: int | None = Field(default=None, description="Units left of `resource_id`.", examples=[0])
+    current_state: State | None = Field(default=None, examples=["held"])
+    current_generation: int | None = Field(default=None, examples=[2])
+    expired_at: datetime | None = Field(default=None, examples=[_NOW])
+    server_time: datetime | None = Field(default=None, examples=[_NOW])
+    errors: list[FieldError] | None = None
+
+
+class PlacedResult(Answer):
+    """What came of one hold of a batch: it is placed or released."""
+
+    status: Literal[200, 201] = Field(examples=[201])
+    hold: HoldAnswer
+
+
+class RefusedResult(Answer):
+    """What came of one hold of a batch: it was refused."""
+
+    status: int = Field(examples=[409])
+    problem: ProblemAnswer
+
+
+class BatchAnswer(Answer):
+    """One result for each hold that was asked for, in order."""
+
+    results: list[PlacedResult | RefusedResult]
+
+
+class ResourceAnswer(Answer):
+    """A declared resource."""
+
+    resource_id: str = Field(examples=["room-12/2026-12-24"])
+    capacity: int | None = Field(description="null: counted without a limit.", examples=[10])
+    held: int = Field(description="Units in held holds, overdue ones among them.", examples=[3])
+    confirmed: int = Field(examples=[2])
+    available: int | None = Field(
+        description="Units to be had now; overdue holds do not count. null: no limit.", examples=[5]
+    )
+
+
+class ResourcesAnswer(Answer):
+    """A page of declared resources."""
+
+    resources: list[ResourceAnswer]
+    next_cursor: NextCursor
+
+
+class EventAnswer(Answer):
+    """Something happened to a hold."""
+
+    id: str = Field(
+        description="The operation's key: the same however often the event is read.",
+        examples=[f"place:{_ID}:1"],
+    )
+    type: EventType
+    hold_id: UUID = Field(examples=[_ID])
+    generation: int
+    sequence: int = Field(
+        description="Counts per hold: what is not above the last one seen is out of order, and older."
+    )
+    occurred_at: datetime = Field(examples=[_NOW])
+    data: dict[str, Any] = Field(
+        description="resource_ids, quantities, holder, external_ref, expires_at, by, reason; a renewal has "
+        "expires_at and by."
+    )
+
+
+class EventsAnswer(Answer):
+    """A page of events. The cursor is never null: keep it and ask with it again."""
+
+    events: list[EventAnswer]
+    next_cursor: str = Field(
+        description="Everything before it has been seen; also of an empty page the one to go on with."
+    )
+    more: bool = Field(description="Whether more can be had at once; otherwise wait a moment.")
+    server_time: ServerTime
+
+
+class HistoryEntry(Answer):
+    """One step in the life of a hold."""
+
+    at: datetime = Field(examples=[_NOW])
+    what: Literal["placed", "renewed", "woken", "failed", "confirmed", "released", "expired", "returned"]
+    generation: int
+    by: str | None = Field(description="Who or what did it, where known.", examples=["api:1f0c"])
+    detail: dict[str, Any] = Field(
+        description="A new deadline, the lag of an expiry in ms, the error of a failed attempt, a reason."
+    )
+
+
+class WakeupAnswer(Answer):
+    """What the queue knows of the hold's next wake-up."""
+
+    queued: bool | None = Field(description="null: the queue is not used, or does not answer.")
+    due_at: datetime | None = Field(description="When it comes due, by the queue.", examples=[_LATER])
+
+
+class HistoryAnswer(Answer):
+    """What happened to a hold, oldest first, as far back as events are kept."""
+
+    hold: HoldAnswer
+    history: list[HistoryEntry]
+    wakeup: WakeupAnswer
+
+
+class KeyAnswer(Answer):
+    """An API key; never the key itself."""
+
+    id: str = Field(description="Its public name, as it is in `ended_by` and in logs.")
+    tenant_id: str | None = Field(description="null: a platform key.", examples=["shop"])
+    scopes: list[Literal["holds", "read", "operate", "platform"]]
+    name: str | None = Field(examples=["checkout"])
+    created_at: datetime = Field(examples=[_NOW])
+    last_used_at: datetime | None = Field(description="To the minute.", examples=[None])
+    revoked_at: datetime | None = Field(examples=[None])
+
+
+class MadeKeyAnswer(KeyAnswer):
+    """A new API key, shown this once."""
+
+    key: str | None = Field(
+        description="The key. null in the answer to a repeated request: it is stored nowhere.",
+        examples=["exk_..."],
+    )
+
+
+class KeysAnswer(Answer):
+    """A page of API keys."""
+
+    keys: list[KeyAnswer]
+    next_cursor: NextCursor
+
+
+class LoopAnswer(Answer):
+    """A loop of the fleet."""
+
+    name: LoopName
+    paused: bool
+    reason: str | None = Field(examples=["database maintenance"])
+    changed_by: str
+
+
+class DueAge(Answer):
+    """How long the oldest due hold has been waiting, s; 0: none is due, null: unknown."""
+
+    database: float
+    queue: float | None
+
+
+class OverviewAnswer(Answer):
+    """What was due in the last hour, what has ended, and how old the rest is."""
+
+    eligible: int = Field(description="Holds that were to end by time since `window_started_at`.")
+    expired: int
+    difference: int = Field(description="`eligible` minus `expired`: those that have not ended.")
+    window_started_at: datetime = Field(examples=[_NOW])
+    due: int
+    backed_off: int = Field(description="Due and waiting after failures of their own.")
+    count_max: int = Field(description="No count goes beyond this.")
+    oldest_due_age_s: DueAge
+    queue_depth: int | None
+    dead_letters_open: int
+    server_time: ServerTime
