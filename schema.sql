@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS expiry_schema (
 -- A database of an older version becomes this one here; what follows then finds it as it would have made it.
 DO $$ BEGIN
     IF (SELECT max(version) FROM expiry_schema) = 1 THEN
-        ALTER TABLE outbox ADD COLUMN epoch int NOT NULL DEFAULT 1;
+        ALTER TABLE outbox ADD COLUMN epoch bigint NOT NULL DEFAULT 1;
         ALTER TABLE outbox ALTER COLUMN epoch DROP DEFAULT,
             DROP CONSTRAINT outbox_pkey, ADD PRIMARY KEY (tenant_id, epoch, xid, id);
     END IF;
@@ -127,6 +127,7 @@ CREATE INDEX IF NOT EXISTS resources_by_prefix ON resources ((tenant_id || ''), 
 CREATE TABLE IF NOT EXISTS outbox (
     xid          xid8 NOT NULL DEFAULT pg_current_xact_id(),  -- a reader stays below the oldest running one
     id           bigint GENERATED ALWAYS AS IDENTITY,
+    epoch        bigint NOT NULL,                   -- expiry_epoch(): xids are in order within one run of a server
     key          text NOT NULL,                     -- expire:{hold_id}:{generation}: the event's stable name
     tenant_id    text NOT NULL,
     type         text NOT NULL,                     -- hold.placed, hold.renewed, hold.expired, ...
@@ -134,7 +135,6 @@ CREATE TABLE IF NOT EXISTS outbox (
     generation   bigint NOT NULL,
     occurred_at  timestamptz NOT NULL,
     data         jsonb NOT NULL,
-    epoch        int NOT NULL,                      -- expiry_epoch(): xids are in order within one run of a server
     -- expiry_feed, expiry_forget_events, TENANTS_WITH_OLD_EVENTS (prune.py)
     PRIMARY KEY (tenant_id, epoch, xid, id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.0, autovacuum_vacuum_insert_threshold = 100000);
@@ -144,20 +144,17 @@ CREATE UNIQUE INDEX IF NOT EXISTS outbox_once ON outbox (hold_id, generation, ty
 -- expiry_recent: what was lately; it costs next to nothing, for time and place agree in a log
 CREATE INDEX IF NOT EXISTS outbox_by_time ON outbox USING brin (occurred_at) WITH (pages_per_range = 32, autosummarize = on);
 
--- Runs of database servers, numbered. A restored or promoted server may count transactions from anywhere; as it
--- was started at another time, its first event begins a new epoch, which comes after all that was read before.
+-- Runs of database servers. A restored or promoted server may count transactions from anywhere; as it was started
+-- at another time, its events belong to another epoch, which comes after all that was read before.
 CREATE TABLE IF NOT EXISTS outbox_epochs (
     server_started_at  timestamptz PRIMARY KEY,     -- pg_postmaster_start_time()
-    epoch              int NOT NULL,
-    below              xid8 NOT NULL                -- once nothing below this runs, older epochs are complete
+    epoch              bigint NOT NULL
 );
--- expiry_feed_end, expiry_epoch: the newest
-CREATE INDEX IF NOT EXISTS outbox_epochs_newest ON outbox_epochs (epoch);
 
 -- Up to where the events of a tenant have been pruned: a cursor before that has missed some.
 CREATE TABLE IF NOT EXISTS outbox_pruned (
     tenant_id  text PRIMARY KEY,
-    epoch      int NOT NULL,
+    epoch      bigint NOT NULL,
     xid        xid8 NOT NULL,
     id         bigint NOT NULL
 );
@@ -254,19 +251,29 @@ CREATE INDEX IF NOT EXISTS idempotency_keys_by_age ON idempotency_keys (created_
 -- (state || '' = 'held' proves no partial index): a plan cached while the table was small must be the right
 -- one when it is large.
 
--- The epoch that an event written now belongs to; the first one of a new run of the server begins it.
-CREATE OR REPLACE FUNCTION expiry_epoch() RETURNS int LANGUAGE plpgsql AS $$
+-- The epoch of this run of the server: the time of its start in us since 1970, but after all earlier epochs (a
+-- standby that is promoted may have been started before its primary). Whoever asks before it is noted gets the same.
+CREATE OR REPLACE FUNCTION expiry_current_epoch() RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(
+        (SELECT e.epoch FROM outbox_epochs e WHERE e.server_started_at = pg_postmaster_start_time()),
+        (SELECT CASE WHEN pg_is_in_recovery() THEN max(e.epoch)  -- what is read on a standby was written elsewhere
+                     ELSE greatest(max(e.epoch) + 1,
+                                   (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint) END
+           FROM outbox_epochs e), 0)
+$$;
+
+-- The epoch for an event that is written now. The first transactions of a run note it; none waits for another.
+CREATE OR REPLACE FUNCTION expiry_epoch() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_epoch int;
+    v_epoch bigint;
 BEGIN
     SELECT e.epoch INTO v_epoch FROM outbox_epochs e WHERE e.server_started_at = pg_postmaster_start_time();
     IF NOT FOUND THEN
-        -- Who comes at the same time waits for the first one here, and gets its number.
-        INSERT INTO outbox_epochs (server_started_at, epoch, below)
-        SELECT pg_postmaster_start_time(), coalesce(max(e.epoch), 0) + 1, pg_snapshot_xmax(pg_current_snapshot())
-          FROM outbox_epochs e
-            ON CONFLICT (server_started_at) DO UPDATE SET epoch = outbox_epochs.epoch
-        RETURNING outbox_epochs.epoch INTO v_epoch;
+        v_epoch := expiry_current_epoch();
+        IF pg_try_advisory_xact_lock(1163415130) THEN
+            INSERT INTO outbox_epochs (server_started_at, epoch) VALUES (pg_postmaster_start_time(), v_epoch)
+                ON CONFLICT DO NOTHING;
+        END IF;
     END IF;
     RETURN v_epoch;
 END $$;
@@ -275,11 +282,10 @@ END $$;
 -- That is below the oldest transaction that still runs and may write here; those of other databases may not.
 -- Their xids are left out only while they are seen to be such: who ended meanwhile counts until the next look.
 -- `newest` and `next`: the current epoch and the next xid, beyond which nothing was ever written.
-CREATE OR REPLACE FUNCTION expiry_feed_end(OUT epoch int, OUT xid xid8, OUT newest int, OUT next xid8)
+CREATE OR REPLACE FUNCTION expiry_feed_end(OUT epoch bigint, OUT xid xid8, OUT newest bigint, OUT next xid8)
 LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_below xid8;
 BEGIN
+    newest := expiry_current_epoch();
     next := pg_snapshot_xmax(pg_current_snapshot());
     IF pg_is_in_recovery() THEN  -- a standby does not list what runs on its primary
         xid := pg_snapshot_xmin(pg_current_snapshot());
@@ -292,11 +298,12 @@ BEGIN
            AND NOT EXISTS (SELECT FROM pg_prepared_xacts p
                             WHERE p.transaction = r.xid::xid AND p.database <> current_database());
     END IF;
-    SELECT e.epoch, e.below INTO newest, v_below FROM outbox_epochs e WHERE e.epoch > 0 ORDER BY e.epoch DESC LIMIT 1;
-    newest := coalesce(newest, 1);
-    -- Something from before this epoch (a prepared transaction, say) may not be over.
-    epoch := newest - (xid < v_below)::int;
-    epoch := coalesce(epoch, newest);
+    -- A transaction that was prepared before the server was started belongs to an earlier epoch, and is not over.
+    SELECT CASE WHEN min(p.prepared) IS NULL THEN newest
+                ELSE (SELECT coalesce(max(e.epoch), 0) FROM outbox_epochs e WHERE e.server_started_at <= min(p.prepared))
+           END INTO epoch
+      FROM pg_prepared_xacts p
+     WHERE p.database = current_database() AND p.prepared < pg_postmaster_start_time();
 END $$;
 
 -- Events of a tenant after a cursor, in the order in which they are to be read, and where to go on.
@@ -305,8 +312,8 @@ END $$;
 -- (events after the cursor were pruned, or it comes from a future that a restore undid); its place is the next
 -- cursor. Epoch 0 begins with the oldest event that is kept. At most p_scan rows are looked at.
 CREATE OR REPLACE FUNCTION expiry_feed(
-    p_tenant text, p_epoch int, p_xid xid8, p_id bigint, p_type text, p_hold uuid, p_limit int, p_scan int
-) RETURNS TABLE (epoch int, xid xid8, id bigint, key text, type text, hold_id uuid, generation bigint,
+    p_tenant text, p_epoch bigint, p_xid xid8, p_id bigint, p_type text, p_hold uuid, p_limit int, p_scan int
+) RETURNS TABLE (epoch bigint, xid xid8, id bigint, key text, type text, hold_id uuid, generation bigint,
                  occurred_at timestamptz, data jsonb)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -55,6 +56,7 @@ class Observer:
 
     pool: "asyncpg.Pool[asyncpg.Record]"
     wakeups: Wakeups | None
+    clock: Callable[[], float] = time.monotonic
     # (seconds, next transaction then): an event of an older one is readable once the feed has come so far.
     _looks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LOOKS_MAX), init=False)
 
@@ -74,7 +76,7 @@ class Observer:
 
     def _delay_s(self, feed_xid: int, next_xid: int) -> float:
         """Answer how long ago the feed would have shown everything there was."""
-        now_s = time.monotonic()
+        now_s = self.clock()
         if self._looks and self._looks[-1][1] > next_xid:  # another server, which counts anew
             self._looks.clear()
         self._looks.append((now_s, next_xid))
