@@ -11,7 +11,7 @@ from expiry import errors, holds, idempotency
 from expiry.api.database import run
 from expiry.api.documents import REPLAYED, as_of, as_stored, shown
 from expiry.api.holds import place_now
-from expiry.api.once import once
+from expiry.api.once import hash_of, once
 from expiry.api.operation import Call, Operations, answer
 from expiry.api.problems import refusal
 from expiry.api.state import POOL, QUOTA
@@ -54,14 +54,8 @@ async def place(call: Call, asked: BatchBody) -> web.Response:
     call.app[QUOTA].take(call.principal.key_id, len(asked.holds) - 1, owed=True)
     key = call.key or ""
     wanted = [one.wanted() for one in asked.holds]
-    body_hash = call.body_hash
-    names = [key, *(_item_key(key, i) for i in range(BATCH_MAX))]
-    await run(
-        call.app[POOL],
-        lambda conn: idempotency.check_unused(
-            conn, names, tenant_id=call.tenant_id, route="batch", body_hash=body_hash
-        ),
-    )
+    body_hash = hash_of(call)
+    await _check_key(call, "batch")
     if asked.atomic:
         return await _all_or_none(call, wanted)
 
@@ -78,6 +72,7 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
     """Release many holds, each for itself. Repeating it is harmless."""
     call.app[QUOTA].take(call.principal.key_id, len(asked.ids) - 1, owed=True)
     tenant_id, by = call.tenant_id, call.by
+    await _check_key(call, "release-batch")
 
     async def release_one(index: int) -> Done:
         id_ = asked.ids[index]
@@ -94,6 +89,21 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
     return await _each(call, len(asked.ids), release_one)
 
 
+async def _check_key(call: Call, route: str) -> None:
+    """Raise KeyReusedError if any hold of a batch with another body was stored under this key."""
+    key, tenant_id = call.key, call.tenant_id
+    if key is None:
+        return
+    names = [key, *(_item_key(key, i) for i in range(BATCH_MAX))]
+    body_hash = hash_of(call)
+    await run(
+        call.app[POOL],
+        lambda conn: idempotency.check_unused(
+            conn, names, tenant_id=tenant_id, route=route, body_hash=body_hash
+        ),
+    )
+
+
 def _item_key(key: str, index: int) -> str:
     return f"{key}#{index}"
 
@@ -106,7 +116,7 @@ def _placed(placement: Placement, index: int) -> Done:
 async def _all_or_none(call: Call, wanted: list[Wanted]) -> web.Response:
     """Place all of them; what refuses one of them is its result, what refuses them all is raised."""
     try:
-        placement = await place_now(call, wanted, route="batch", body_hash=call.body_hash)
+        placement = await place_now(call, wanted, route="batch", body_hash=hash_of(call))
     except errors.ExpiryError as error:
         index = 0 if len(wanted) == 1 else error.facts.pop("index", None)
         if not isinstance(index, int):  # it is not about one of them: busy, the key, the whole of it

@@ -30,10 +30,15 @@ async def once(
     if name is None:
         return await run(call.app[POOL], work), None
     tenant_id = call.principal.tenant_id or idempotency.PLATFORM
-    body_hash = hashlib.sha256(call.body_hash + str(condition).encode()).digest()
+    body_hash = hash_of(call, condition)
     return await run(
         call.app[POOL],
         lambda conn: idempotency.once(
             conn, work, tenant_id=tenant_id, route=route, key=name, body_hash=body_hash
         ),
     )
+
+
+def hash_of(call: Call, condition: int | None = None) -> bytes:
+    """Tell apart what is asked with one key."""
+    return hashlib.sha256(call.body_hash + str(condition).encode()).digest()
