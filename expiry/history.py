@@ -1,6 +1,5 @@
 """What happened to one hold: its events, its failed attempts, how late its end was."""
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +9,7 @@ import asyncpg
 
 from expiry import holds
 from expiry.holds import Conn, Hold
+from expiry.outbox import data_of
 
 ENTRIES_MAX = 1000  # the latest; a hold that was renewed more often has a shorter memory
 QUEUE = "worker"  # in ended_by: a wake-up from the queue ended the hold
@@ -52,7 +52,7 @@ async def read(conn: Conn, hold_id: UUID, *, tenant_id: str) -> tuple[Hold, list
 
 def _of_event(row: asyncpg.Record) -> list[Entry]:
     """Read an event; an expiry that the queue brought about was preceded by its wake-up."""
-    data = json.loads(row["data"])
+    data = data_of(row["data"])
     what, at, generation, by = (
         row["type"].removeprefix("hold."),
         row["occurred_at"],

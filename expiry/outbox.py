@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from expiry.holds import Conn
+from expiry.wire.times import rfc3339
 
 SCAN_MAX = 5000  # rows that one page looks at for those it wants
 # After the generation, so that a hold's events count upwards: its end comes after its renewals.
@@ -80,7 +81,7 @@ async def read(
     expired = last["type"] == "expired"
     return Page(
         events=[
-            Event(r["key"], r["type"], r["hold_id"], r["generation"], r["occurred_at"], json.loads(r["data"]))
+            Event(r["key"], r["type"], r["hold_id"], r["generation"], r["occurred_at"], data_of(r["data"]))
             for r in rows
         ],
         next=after if expired else Place(last["epoch"], int(last["xid"]), last["id"]),
@@ -88,6 +89,17 @@ async def read(
         expired=expired,
         read_at=last["occurred_at"],
     )
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """Say an event's data as everywhere on the wire: items, and times in UTC whatever the writer's session had."""
+    data: dict[str, Any] = json.loads(text)
+    if "resource_ids" in data:
+        items = zip(data.pop("resource_ids"), data.pop("quantities"), strict=True)
+        data = {"items": [{"resource_id": r, "quantity": q} for r, q in items]} | data
+    if "expires_at" in data:
+        data["expires_at"] = rfc3339(datetime.fromisoformat(data["expires_at"]))
+    return data
 
 
 END = "SELECT epoch, xid::text AS xid FROM expiry_feed_end()"

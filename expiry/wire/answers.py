@@ -152,8 +152,7 @@ class EventAnswer(Answer):
     )
     occurred_at: datetime = Field(examples=[_NOW])
     data: dict[str, Any] = Field(
-        description="resource_ids, quantities, holder, external_ref, expires_at, by, reason; a renewal has "
-        "expires_at and by."
+        description="items, holder, external_ref, expires_at, by, reason; a renewal has expires_at and by."
     )
 
 
