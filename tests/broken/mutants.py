@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tests.flow import test_cases_b, test_cases_c
-from tests.integration import test_capacity, test_declare, test_expire, test_place, test_verbs
+from tests.integration import test_capacity, test_declare, test_expire, test_feed, test_place, test_verbs
 
 Scene: TypeAlias = Callable[..., Awaitable[None]]
 Change: TypeAlias = tuple[str, str]  # find this, put that
@@ -47,6 +47,10 @@ WAIT_FIRST = """    IF v_hold.state = c_from THEN
         PERFORM expiry_lock_resources(ARRAY[p_id], p_skip => false);
     END IF;
     v_now := clock_timestamp();"""
+
+FEED_ORDER = """AND (o.epoch, o.xid, o.id) < (v_end.epoch, v_end.xid, 0::bigint)
+             ORDER BY o.epoch, o.xid, o.id LIMIT p_scan;
+    ELSE"""
 
 # A second statement, after the first has committed.
 EVENT_LATER = """rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
@@ -275,5 +279,40 @@ P8 = (
         caught_by=(test_expire.test_one_bad_row_cannot_keep_the_others,),
     ),
 )
+FEED = (
+    Mutant(
+        name="feed-to-the-end",
+        breaks="the feed reads past transactions that still run",
+        schema=(("SELECT coalesce(min(r.xid), next) INTO xid", "SELECT coalesce(max(next), next) INTO xid"),),
+        caught_by=(
+            test_feed.test_a_transaction_that_began_earlier_and_commits_later_is_not_skipped,
+            test_feed.test_a_transaction_has_its_number_before_its_events,
+            test_feed.test_any_order_of_commits_is_read_once_and_whole,
+        ),
+    ),
+    Mutant(
+        name="feed-by-number",
+        breaks="the feed is in the order of numbers, whichever transaction commits when",
+        schema=((FEED_ORDER, "ORDER BY o.id LIMIT p_scan;\n    ELSE"),),
+        caught_by=(test_feed.test_any_order_of_commits_is_read_once_and_whole,),
+    ),
+    Mutant(
+        name="feed-waits-for-strangers",
+        breaks="a transaction in another database holds the feed back",
+        schema=(("AND a.datid <> (SELECT d.oid", "AND false AND a.datid <> (SELECT d.oid"),),
+        caught_by=(test_feed.test_a_long_writer_in_another_database_delays_nothing,),
+    ),
+    Mutant(
+        name="pruned-in-silence",
+        breaks="a reader whose events were pruned is not told",
+        schema=(
+            (
+                "SELECT p_tenant, g.epoch, g.xid, g.id FROM gone g ORDER",
+                "SELECT p_tenant, 0, g.xid, g.id FROM gone g ORDER",
+            ),
+        ),
+        caught_by=(test_feed.test_a_cursor_before_what_was_pruned_has_expired,),
+    ),
+)
 
-MUTANTS = (*P1, *P2, *P3, *P4, *P6, *P7, *P8)
+MUTANTS = (*P1, *P2, *P3, *P4, *P6, *P7, *P8, *FEED)

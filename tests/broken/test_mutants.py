@@ -76,6 +76,8 @@ async def play(scene: Scene, url: str) -> None:
     wanted = inspect.signature(scene).parameters
     for value in values:
         given: dict[str, Any] = {names: value} if names else {}
+        if "database_url" in wanted:
+            given["database_url"] = url
         async with AsyncExitStack() as stack:
             if "pool" in wanted:
                 given["pool"] = await stack.enter_async_context(
