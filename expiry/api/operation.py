@@ -132,9 +132,18 @@ def routes(operations: Iterable[Operation]) -> list[web.RouteDef]:
     return [_route(o) for o in operations]
 
 
+# What can be no name is at no path of ours; so /v1/holds/batch is not taken for a hold, and no NUL gets further.
+_NAMES = {
+    "holds/{id}": "holds/{id:[0-9a-fA-F-]{36}}",
+    "keys/{id}": "keys/{id:[0-9a-f]{16}}",
+    "{name}": "{name:[a-z]+}",
+}
+
+
 def _route(operation: Operation) -> web.RouteDef:
-    # What can be no id is no path of ours, so that /v1/holds/batch is not taken for a hold.
-    path = operation.path.replace("/holds/{id}", "/holds/{id:[0-9a-fA-F-]{36}}")
+    path = operation.path
+    for plain, pattern in _NAMES.items():
+        path = path.replace(plain, pattern)
     if operation.method == "GET":  # and HEAD
         return web.get(path, operation.handle)
     return web.route(operation.method, path, operation.handle)

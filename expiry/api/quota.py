@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from expiry.wire.problems import QuotaError
 
+ROUNDING_S = 1e-6
 KEYS_MAX = 10_000  # that are remembered; who was quiet longest is forgotten, and may begin anew
 
 
@@ -31,7 +32,7 @@ class Quota:
         now_s = self._clock()
         paid_at_s = max(self._paid_at_s.get(key_id, 0.0), now_s) + n * self._interval_s
         late_s = paid_at_s - now_s - self._burst_s
-        if late_s > 0 and not owed:
+        if late_s > ROUNDING_S and not owed:
             raise QuotaError(retry_after_s=max(1, math.ceil(late_s)))
         self._paid_at_s[key_id] = paid_at_s
         self._paid_at_s.move_to_end(key_id)

@@ -29,7 +29,7 @@ ENDPOINTS = [
     ("GET", "/v1/events", "read"),
     ("POST", "/v1/keys", "platform"),
     ("GET", "/v1/keys", "platform"),
-    ("DELETE", "/v1/keys/nobody", "platform"),
+    ("DELETE", "/v1/keys/0123456789abcdef", "platform"),
     ("GET", "/v1/resources/r", "read"),
     ("GET", "/v1/overview", "platform"),
     ("POST", "/v1/loops/sweep/pause", "platform"),
