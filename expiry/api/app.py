@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, body, events, health, holds, keys, metrics, operations, resources
+from expiry.api import batch, body, events, health, holds, keys, metrics, openapi, operations, resources
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes
@@ -18,10 +18,10 @@ from expiry.settings import Settings
 from expiry.wakeups import Wakeups
 from governor import Bucket
 
-# In the order of the document; a path with a fixed name stands before one with a parameter in its place.
+# In the order of the document.
 OPERATIONS: tuple[Operation, ...] = (
-    *batch.operations,
     *holds.operations,
+    *batch.operations,
     *resources.operations,
     *events.operations,
     *keys.operations,
@@ -45,7 +45,7 @@ def make_app(
 
     `ready` answers what else keeps this process from its work, name and reason; it must not wait.
     """
-    app = _app(routes(OPERATIONS))
+    app = _app([*routes(OPERATIONS), openapi.route(OPERATIONS)])
     app[POOL] = pool
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)

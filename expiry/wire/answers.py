@@ -43,17 +43,23 @@ class HoldAnswer(Answer):
     """A hold as of `server_time`. Past its deadline it is shown as expired, whether or not the expiry ran."""
 
     id: UUID = Field(examples=[_ID])
-    state: State = Field(description="`held` until the hold ends; `returned` after a refund.")
-    generation: int = Field(description="1 at first, one more with each renewal; the ETag is `g` and it.")
+    state: State = Field(
+        description="`held` until the hold ends; `returned` after a refund.", examples=["held"]
+    )
+    generation: int = Field(
+        description="1 at first, one more with each renewal; the ETag is `g` and it.", examples=[1]
+    )
     items: list[ItemAnswer]
     holder: str | None = Field(examples=["customer-4711"])
     external_ref: str | None = Field(examples=["cart-77"])
     metadata: dict[str, Any] = Field(examples=[{"channel": "web"}])
     placed_at: datetime = Field(examples=[_NOW])
     expires_at: datetime = Field(description="The deadline.", examples=[_LATER])
-    expires_in_s: float = Field(description="Seconds from `server_time` to the deadline, 0 once ended.")
-    renewals: int
-    max_renewals: int | None
+    expires_in_s: float = Field(
+        description="Seconds from `server_time` to the deadline, 0 once ended.", examples=[899.982314]
+    )
+    renewals: int = Field(examples=[0])
+    max_renewals: int | None = Field(examples=[None])
     lifetime_ends_at: datetime | None = Field(description="No renewal goes past this.", examples=[None])
     ended_at: datetime | None = Field(examples=[None])
     ended_by: str | None = Field(

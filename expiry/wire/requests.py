@@ -86,10 +86,27 @@ Seconds = Annotated[
 ]
 Time = Annotated[datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 Id = Annotated[UUID, BeforeValidator(_uuid), WithJsonSchema({"type": "string", "format": "uuid"})]
-Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX)]
+Text = Annotated[
+    str,
+    Field(min_length=1, max_length=TEXT_MAX),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": TEXT_MAX, "pattern": "^[^\\u0000]*$"}),
+]
 Quantity = Annotated[int, Field(ge=1, le=QUANTITY_MAX)]
 Generation = Annotated[int, Field(ge=1, le=INT64_MAX)]
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+
+
+def _given(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+# What validators say beyond the types, said once more in JSON Schema.
+_ONE_DEADLINE = {"oneOf": [_given("ttl_s"), _given("expires_at")]}
+_ONE_DEMAND = {"oneOf": [_given("resource_id"), {**_given("items"), "not": {"required": ["quantity"]}}]}
+
+
+def _described(*rules: dict[str, Any], example: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [example], **({"allOf": [*rules]} if rules else {})})
 
 
 class Body(BaseModel):
@@ -126,6 +143,12 @@ class DeadlineBody(Body):
 
 class PlaceBody(DeadlineBody):
     """A hold to be placed: one resource, or several that are taken all or none."""
+
+    model_config = _described(
+        _ONE_DEADLINE,
+        _ONE_DEMAND,
+        example={"ttl_s": 900, "resource_id": "room-12/2026-12-24", "external_ref": "cart-77"},
+    )
 
     resource_id: Text | None = Field(
         default=None, description="The resource to hold.", examples=["room-12/2026-12-24"]
@@ -196,19 +219,35 @@ class ConditionalBody(Body):
 class RenewBody(DeadlineBody, ConditionalBody):
     """A new deadline, counted from now."""
 
+    model_config = _described(_ONE_DEADLINE, example={"ttl_s": 900})
+
 
 class ConfirmBody(ConditionalBody):
     """Keep the units for good."""
 
+    model_config = _described(example={})
+
 
 class GiveBackBody(ConditionalBody):
     """Release or return: the units come back."""
+
+    model_config = _described(example={"reason": "cart emptied"})
 
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["cart emptied"])
 
 
 class BatchBody(Body):
     """Several holds in one request."""
+
+    model_config = _described(
+        example={
+            "holds": [
+                {"ttl_s": 900, "resource_id": "room-12/2026-12-24"},
+                {"ttl_s": 900, "items": [{"resource_id": "breakfast/2026-12-24", "quantity": 2}]},
+            ],
+            "atomic": True,
+        }
+    )
 
     holds: Annotated[list[PlaceBody], Field(min_length=1, max_length=BATCH_MAX)] = Field(
         description=f"1 to {BATCH_MAX} holds, as for placing one."
@@ -223,6 +262,10 @@ class BatchBody(Body):
 class ReleaseBatchBody(Body):
     """Several holds to be released."""
 
+    model_config = _described(
+        example={"ids": ["0193b0c5-8f4a-7c3e-9d5e-2f6a1b8c4d7e"], "reason": "shop closed"}
+    )
+
     ids: Annotated[list[Id], Field(min_length=1, max_length=BATCH_MAX)] = Field(
         description=f"1 to {BATCH_MAX} holds."
     )
@@ -232,6 +275,8 @@ class ReleaseBatchBody(Body):
 class ResourceBody(Body):
     """A declared resource."""
 
+    model_config = _described(example={"capacity": 10})
+
     capacity: Annotated[int, Field(ge=0, le=INT_MAX)] | None = Field(
         description="Units on sale; null: counted without a limit.", examples=[10]
     )
@@ -240,17 +285,23 @@ class ResourceBody(Body):
 class PauseBody(Body):
     """A loop to be paused, and why."""
 
+    model_config = _described(example={"reason": "database maintenance"})
+
     reason: Text = Field(description="Why, for the record.", examples=["database maintenance"])
 
 
 class ResumeBody(Body):
     """A loop to be resumed."""
 
+    model_config = _described(example={"reason": "done"})
+
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["done"])
 
 
 class KeyBody(Body):
     """An API key to be made."""
+
+    model_config = _described(example={"tenant_id": "shop", "scopes": ["holds", "read"], "name": "checkout"})
 
     tenant_id: Text | None = Field(
         description="Whose holds it works on; null: a platform key.", examples=["shop"]
@@ -279,7 +330,11 @@ def _flag(value: object) -> object:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-Limit = Annotated[int, BeforeValidator(_digits), Field(ge=1, le=PAGE_MAX)]
+def _up_to(most: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": "integer", "minimum": 1, "maximum": most})
+
+
+Limit = Annotated[int, BeforeValidator(_digits), Field(ge=1, le=PAGE_MAX), _up_to(PAGE_MAX)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Cursor = Annotated[str, Field(min_length=1, max_length=CURSOR_CHARS_MAX)]
 PAGE_DEFAULT = 50
@@ -303,6 +358,8 @@ class PageQuery(Query):
 class HoldsQuery(PageQuery):
     """Which holds."""
 
+    model_config = _described(example={"state": "held", "limit": 50})
+
     state: State | None = Field(default=None, description="As shown: past the deadline nothing is held.")
     resource_id: Text | None = Field(default=None, description="Holds of this resource.")
     holder: Text | None = Field(default=None, description="Holds of this holder.")
@@ -316,11 +373,15 @@ class HoldsQuery(PageQuery):
 class ResourcesQuery(PageQuery):
     """Which resources."""
 
+    model_config = _described(example={"prefix": "room-12/"})
+
     prefix: Text | None = Field(default=None, description="Only ids that begin so.", examples=["room-12/"])
 
 
 class KeysQuery(PageQuery):
     """Which keys."""
+
+    model_config = _described(example={"tenant_id": "shop"})
 
     tenant_id: Text | None = Field(default=None, description="Keys of this tenant.", examples=["shop"])
 
@@ -328,11 +389,13 @@ class KeysQuery(PageQuery):
 class EventsQuery(Query):
     """Which events, after which."""
 
+    model_config = _described(example={"limit": 100})
+
     after: Cursor | None = Field(
         default=None, description="`next_cursor` of the page before; left out: from the oldest kept."
     )
     type: EventType | None = Field(default=None, description="Only events of this type.")
     hold_id: Id | None = Field(default=None, description="Only events of this hold.")
-    limit: Annotated[int, BeforeValidator(_digits), Field(ge=1, le=EVENTS_PAGE_MAX)] = Field(
-        default=100, description="At most so many."
-    )
+    limit: Annotated[
+        int, BeforeValidator(_digits), Field(ge=1, le=EVENTS_PAGE_MAX), _up_to(EVENTS_PAGE_MAX)
+    ] = Field(default=100, description="At most so many.")
