@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from expiry import schema
 from expiry.__main__ import app
 from tests.commands import ask, explained, invoke, prints, run, started
 from tests.fleet import Pool, overdue, placed, states
@@ -81,7 +82,7 @@ async def empty(conn: Connection, stores: dict[str, str]) -> dict[str, str]:
 async def test_migrations_may_run_in_parallel_and_again(empty: dict[str, str]) -> None:
     """A fleet that starts together, each with its own migrate, ends with one whole schema."""
     ended = await asyncio.gather(*(run("migrate", **empty) for _ in range(3)))
-    said = "The schema has version 1.\n"
+    said = f"The schema has version {schema.VERSION}.\n"
     assert {(e.status, e.out, e.err) for e in ended} == {(0, said, "")}
     assert await prints("migrate", **empty) == said
     await prints("doctor", **empty)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from expiry import schema
 from tests.commands import explained, invoke, run
 
 ALL = ("api", "worker", "doctor", "migrate")
@@ -130,7 +131,9 @@ def test_a_schema_of_another_version(
 ) -> None:
     """The one that is behind is to be brought forward: the database or the program."""
     execute(database_url, f"UPDATE expiry_schema SET version = {version}")
-    said = f"expiry: The database has schema version {version}, this program needs 1: {remedy}."
+    said = (
+        f"expiry: The database has schema version {version}, this program needs {schema.VERSION}: {remedy}."
+    )
     refused(commands, said, EXPIRY_DATABASE_URL=database_url)
 
 

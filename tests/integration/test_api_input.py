@@ -101,6 +101,12 @@ async def test_e11_a_deadline_is_in_range_or_refused(api: Api, subtests: pytest.
             await problem(await api.place(expires_at=expires_at), 422, code)
             await problem(await api.verb(hold, "renew", expires_at=expires_at), 422, code)
     assert (await api.hold(hold))["generation"] == 1
+    for query in ("state=held", "expires_before=9998-12-31T23:59:59Z"):
+        listed = await read(await api.raw("GET", f"/v1/holds?{query}"))
+        assert [h["id"] for h in listed["holds"]] == [hold["id"]]
+    for expires_at, _code in DEADLINES[1:4]:
+        response = await api.ask("GET", "/v1/holds", params={"expires_before": str(expires_at)})
+        await problem(response, 422, "invalid")
 
 
 PLACES = [
