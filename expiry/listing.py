@@ -28,7 +28,10 @@ FIRST = Place(datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which holds; None: whatever. `state` is the one shown, by which nothing is held past its deadline."""
+    """Which holds; None: whatever. `state` is the one shown, by which nothing is held past its deadline.
+
+    Without an `external_ref` only holds that have not ended are found.
+    """
 
     state: str | None = None
     resource_id: str | None = None
@@ -54,12 +57,9 @@ class Filter:
         )
 
     @property
-    def only_held(self) -> bool:
-        """Whether all that match are rows which are still held; most indexes know nothing else."""
-        if self.overdue:
-            return self.state in (None, "held", "expired")
-        implied = self.overdue is not None or self.expires_before is not None
-        return self.state == "held" or (self.state is None and implied)
+    def asks_for_ended(self) -> bool:
+        """Whether it names a state that only an ended hold can have; most indexes know no such holds."""
+        return self.state not in (None, "held") and not (self.state == "expired" and self.overdue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +109,17 @@ SELECT {columns("h.")} FROM (
 
 
 async def read(conn: Conn, which: Filter, *, tenant_id: str, after: Place = FIRST, limit: int = 50) -> Page:
-    """Answer the holds that match, after a place. Raises OutOfRangeError where no index serves the filter."""
+    """Answer holds that match, after a place. Raises OutOfRangeError for ended ones without external_ref."""
+    # Beside these indexes nothing filters, so every row that is looked at is one that is wanted.
     by_id = which.external_ref is not None or which.holder is not None
-    scan = (
-        max(limit + 1, SCAN_MAX) if by_id and which != Filter(external_ref=which.external_ref) else limit + 1
-    )
+    alone = which in (Filter(external_ref=which.external_ref), Filter(holder=which.holder))
+    scan = limit + 1 if alone or not by_id else max(limit + 1, SCAN_MAX)
     if which.external_ref is not None:
         rows = await conn.fetch(BY_REFERENCE, tenant_id, which.external_ref, after.id, scan)
-    elif not which.only_held:
+    elif which.asks_for_ended:
         raise OutOfRangeError(
-            "no index serves this: add external_ref, or state=held, overdue=true or expires_before; "
-            "for holds that have ended read the events"
+            "no index serves ended holds without external_ref: add it, ask for state=held or overdue=true, or "
+            "read the events"
         )
     elif which.holder is not None:
         rows = await conn.fetch(BY_HOLDER, tenant_id, which.holder, after.id, scan)

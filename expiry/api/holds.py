@@ -98,10 +98,9 @@ async def place_now(
 async def list_(call: Call, asked: HoldsQuery) -> web.Response:
     """List holds, in pages.
 
-    Name `external_ref` (any state, oldest first), or what is still held: `state=held`, `overdue=true` or
-    `expires_before`, for all holds, a resource (earliest deadline first) or a holder (oldest first). Other
-    combinations are refused (422), for no index serves them. A page may be short and not the last: follow
-    `next_cursor` until it is null.
+    With `external_ref` in any state, oldest first. Without it those that have not ended: the earliest deadline
+    first, or those of a `holder`, oldest first; for ended ones no index serves (422): read the events. Every
+    filter narrows further. A page may be short and not the last: follow `next_cursor` until it is null.
     """
     tenant_id = call.tenant_id
     which = listing.Filter(**asked.model_dump(exclude={"limit", "cursor"}))

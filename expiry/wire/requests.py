@@ -360,7 +360,10 @@ class HoldsQuery(PageQuery):
 
     model_config = _described(example={"state": "held", "limit": 50})
 
-    state: State | None = Field(default=None, description="As shown: past the deadline nothing is held.")
+    state: State | None = Field(
+        default=None,
+        description="As shown: past the deadline nothing is held. Ended ones need `external_ref`.",
+    )
     resource_id: Text | None = Field(default=None, description="Holds of this resource.")
     holder: Text | None = Field(default=None, description="Holds of this holder.")
     external_ref: Text | None = Field(default=None, description="Holds with this reference, in any state.")

@@ -53,6 +53,24 @@ async def test_held_holds_by_deadline(api: Api) -> None:
     }
 
 
+async def test_without_a_state_what_has_not_ended(api: Api, pool: Pool) -> None:
+    """Overdue or not, of all, of a resource, of a holder."""
+    late = await api.placed(holder="h", resource_id="r", ttl_s=10)
+    await make_overdue(pool)
+    held = await api.placed(holder="h", resource_id="r")
+    gone = await api.placed(holder="h", resource_id="r")
+    await api.verb(gone, "confirm")
+    queries: list[dict[str, Any]] = [
+        {},
+        {"holder": "h"},
+        {"resource_id": "r"},
+        {"holder": "h", "resource_id": "r"},
+    ]
+    for query in queries:
+        found = await all_of(api, **query)
+        assert [(h["id"], h["state"]) for h in found] == [(late["id"], "expired"), (held["id"], "held")]
+
+
 async def test_what_is_overdue(api: Api, pool: Pool) -> None:
     """Past the deadline and not ended: shown as expired, and not among the held."""
     late = [await api.placed(ttl_s=n) for n in (10, 20, 30)]
@@ -132,12 +150,11 @@ async def test_a_page_looks_at_a_bounded_number_of_rows(api: Api, monkeypatch: p
 @pytest.mark.parametrize(
     "query",
     [
-        {},
         {"state": "released"},
         {"state": "expired"},
+        {"state": "expired", "overdue": "false"},
         {"state": "confirmed", "overdue": "true"},
-        {"holder": "h"},
-        {"resource_id": "r"},
+        {"state": "confirmed", "holder": "h"},
         {"state": "returned", "holder": "h", "resource_id": "r"},
         {"state": "expired", "expires_before": "2030-01-01T00:00:00Z"},
     ],
@@ -145,6 +162,7 @@ async def test_a_page_looks_at_a_bounded_number_of_rows(api: Api, monkeypatch: p
 async def test_what_no_index_serves_is_said(api: Api, query: dict[str, str]) -> None:
     """422 with what to add, instead of a slow answer."""
     found = await problem(await api.ask("GET", "/v1/holds", params=query), 422, "invalid")
+    assert found["errors"][0]["pointer"] == "?state"
     assert "external_ref" in found["errors"][0]["detail"]
 
 
