@@ -13,6 +13,9 @@ deadletters      keeps what fails by its own fault until a person looks
 outbox           holds one event per verb and generation, written with the change
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from expiry.errors import (
     AlreadyEndedError,
     BusyError,
@@ -24,11 +27,13 @@ from expiry.errors import (
     LimitReachedError,
     OutOfRangeError,
 )
-from expiry.holds import Hold, Placement, confirm, get, place, place_many, release, renew, return_
-from expiry.resources import declare
-from expiry.settings import Settings
-from expiry.wakeups import Wakeups, connect_redis, transaction
 from expiry.wanted import Item, Wanted
+
+if TYPE_CHECKING:
+    from expiry.holds import Hold, Placement, confirm, get, place, place_many, release, renew, return_
+    from expiry.resources import declare
+    from expiry.settings import Settings
+    from expiry.wakeups import Wakeups, connect_redis, transaction
 
 __all__ = [
     "AlreadyEndedError",
@@ -57,3 +62,18 @@ __all__ = [
     "return_",
     "transaction",
 ]
+
+# Loaded when first used: who only asks over HTTP (`expiry.client`) loads no driver of any server.
+_HOMES = {
+    "expiry.holds": "Hold Placement confirm get place place_many release renew return_",
+    "expiry.resources": "declare",
+    "expiry.settings": "Settings",
+    "expiry.wakeups": "Wakeups connect_redis transaction",
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
