@@ -23,7 +23,7 @@ DECIMALS_MAX = 6  # of a number of seconds: microseconds
 INT_MAX = 2**31 - 1
 YEAR_MAX = 9998
 METADATA_BYTES_MAX = 8192
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it
+NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def uuid7() -> UUID:
@@ -93,7 +93,7 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.OutOfRangeError(f"metadata is what JSON can say: {error}") from error
-    if size > METADATA_BYTES_MAX or _NUL.search(text):
+    if size > METADATA_BYTES_MAX or NUL_IN_JSON.search(text):
         raise errors.OutOfRangeError(f"metadata is JSON of at most {METADATA_BYTES_MAX} bytes, without NUL")
 
 

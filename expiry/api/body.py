@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from expiry import errors
 from expiry.wanted import TEXT_MAX
+from expiry.wire.explain import escaped, explained, wrong
 from expiry.wire.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
 
 M = TypeVar("M", bound=BaseModel)
@@ -21,7 +22,6 @@ M = TypeVar("M", bound=BaseModel)
 BYTES_MAX = 1_048_576
 READ_S_MAX = 30.0  # from the head to the end of a body: who sends slower keeps a connection for nothing
 DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's parsers give up
-ERRORS_MAX = 20  # named in one answer
 UUID_CHARS = 36
 
 NO_GENERATION = 0  # they count from 1
@@ -45,7 +45,7 @@ async def read(request: web.Request, model: type[M]) -> tuple[M, bytes]:
     try:
         return model.model_validate(document), hashlib.sha256(canonical.encode()).digest()
     except ValidationError as error:
-        raise InvalidError(errors=_explained(error)) from None
+        raise InvalidError(errors=explained(error)) from None
 
 
 async def _raw(request: web.Request) -> bytes:
@@ -65,7 +65,7 @@ def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"The body is not JSON in UTF-8: {_said(error)}.") from None
     except (ValueError, ArithmeticError):  # more digits than Python reads, or an exponent beyond Decimal's
-        raise InvalidError(errors=[_error("#", "a number is out of range")]) from None
+        raise InvalidError(errors=[wrong("#", "a number is out of range")]) from None
     # What looks harmless needs no closer look: it has no escapes and cannot be nested too deeply.
     if b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > DEPTH_MAX:
         _inspect(document, 0)
@@ -79,14 +79,14 @@ def read_query(request: web.Request, model: type[M]) -> M:
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name in given:
-            raise InvalidError(errors=[_error(f"?{name[:TEXT_MAX]}", "the parameter is there twice")])
+            raise InvalidError(errors=[wrong(f"?{name[:TEXT_MAX]}", "the parameter is there twice")])
         _check_text(name)
         _check_text(value)
         given[name] = value
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise InvalidError(errors=_explained(error, "?")) from None
+        raise InvalidError(errors=explained(error, "?")) from None
 
 
 def idempotency_key(request: web.Request, *, required: bool) -> str | None:
@@ -119,7 +119,7 @@ def wanted_generation(request: web.Request, in_body: int | None) -> int | None:
         return NO_GENERATION
     generation = int(match[1])
     if in_body not in (None, generation):
-        raise InvalidError(errors=[_error("#/generation", "another generation than in If-Match")])
+        raise InvalidError(errors=[wrong("#/generation", "another generation than in If-Match")])
     return generation
 
 
@@ -162,7 +162,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidError(errors=[_error(f"#/{_escaped(twice)}", "the field is there twice")])
+        raise InvalidError(errors=[wrong(f"#/{escaped(twice)}", "the field is there twice")])
     return found
 
 
@@ -175,7 +175,7 @@ def _inspect(value: object, depth: int) -> None:
         _check_text(value)
     elif isinstance(value, dict | list):
         if depth == DEPTH_MAX:
-            raise InvalidError(errors=[_error("#", f"nested more than {DEPTH_MAX} levels deep")])
+            raise InvalidError(errors=[wrong("#", f"nested more than {DEPTH_MAX} levels deep")])
         if isinstance(value, dict):
             for name in value:
                 _check_text(name)
@@ -190,25 +190,6 @@ def _check_text(text: str) -> None:
         raise MalformedError("A text has a lone surrogate, which is no character.") from None
     if "\0" in text:
         raise MalformedError("A text has a NUL character, which PostgreSQL cannot keep.")
-
-
-def _explained(error: ValidationError, root: str = "#/") -> list[dict[str, str]]:
-    """Say what is wrong where, as JSON pointers or parameters, without repeating what was sent."""
-    return [
-        _error(
-            (root + "/".join(_escaped(str(step)) for step in found["loc"])) if found["loc"] else root[0],
-            "Input should be a number" if found["type"] == "is_instance_of" else found["msg"],
-        )
-        for found in error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]
-    ]
-
-
-def _error(pointer: str, detail: str) -> dict[str, str]:
-    return {"pointer": pointer, "detail": detail}
-
-
-def _escaped(step: str) -> str:
-    return step[:TEXT_MAX].replace("~", "~0").replace("/", "~1")
 
 
 def _said(error: Exception) -> str:
