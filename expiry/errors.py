@@ -1,12 +1,10 @@
 """What can go wrong, by name. The docstring is the default message; `code` is the one on the wire."""
 
-from typing import ClassVar
-
 
 class ExpiryError(Exception):
     """Something went wrong with a hold."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
 
     def __init__(self, message: str | None = None, **facts: object) -> None:
         """Keep `facts` (for example `available=0`) for whoever reports the error."""

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 State = Literal["held", "confirmed", "released", "expired", "returned"]
 EventType = Literal[
@@ -30,6 +30,17 @@ class Answer(BaseModel):
     """Read leniently: a member that a newer server adds does no harm."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    _replayed: bool = PrivateAttr(default=False)  # said in a header, so no part of the document
+
+    @property
+    def replayed(self) -> bool:
+        """Whether this is what the first request with the same Idempotency-Key was answered."""
+        return self._replayed
+
+    def mark_replayed(self) -> None:
+        """Note that the header says so."""
+        self._replayed = True
 
 
 class ItemAnswer(Answer):
