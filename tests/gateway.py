@@ -83,6 +83,23 @@ async def gateway_to(upstream: str) -> AsyncIterator[tuple[Gateway, str]]:
         yield gateway, str(server.make_url("")).rstrip("/")
 
 
+@asynccontextmanager
+async def answering(*replies: tuple[int, str, dict[str, str]]) -> AsyncIterator[tuple[list[str], str]]:
+    """Serve these answers, the last again and again; answer the idempotency keys that came, and the URL."""
+    keys: list[str] = []
+    left = list(replies)
+
+    async def handle(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Idempotency-Key", ""))
+        status, text, headers = left.pop(0) if len(left) > 1 else left[0]
+        return web.Response(status=status, text=text, headers=headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    async with TestServer(app) as server:
+        yield keys, str(server.make_url(""))
+
+
 @dataclass
 class Clock:
     """Time that passes only while somebody sleeps, and can do something in each sleep."""
