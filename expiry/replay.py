@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from expiry import doctor, shop
-from expiry.checkout import Checkout
+from expiry.checkout import Checkout, counting
+from expiry.client import Client
 from expiry.errors import SetupError
 from expiry.live import Tally, View, Watch, percentile
 from expiry.settings import Settings
@@ -34,6 +35,8 @@ DEMO_TTL_S = 10.0
 DEMO_BEHIND_S_MAX = 20.0  # on a slower machine the shop closes early: a demonstration is short
 CONCURRENCY_MAX = 32
 REQUEST_S_MAX = 10.0
+REQUEST_S_TOTAL_MAX = 60.0  # with all attempts: an API that restarts is waited for
+ATTEMPTS_MAX = 8
 CONNECT_S_MAX = 5.0
 READY_S_MAX = 3.0  # somebody may just be starting the API
 POLL_S = 0.25
@@ -80,20 +83,27 @@ async def replay(  # noqa: PLR0913 - what a replay depends on, all by name
     """
     if not (speed > 0 and ttl_s >= 1):
         raise SetupError(f"speed is above 0 and ttl_s at least 1, not {speed:g} and {ttl_s:g}.")
-    client = aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
-        connector=aiohttp.TCPConnector(limit=concurrency_max),
-        timeout=aiohttp.ClientTimeout(total=REQUEST_S_MAX),
-    )
-    async with client:
-        await _await_api(client, api_url.rstrip("/"))
-        checkout = Checkout(client, api_url.rstrip("/"), ttl_s, capacities, on_progress)
+    tally = Tally()
+    connector = aiohttp.TCPConnector(limit=concurrency_max)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        await _await_api(session, api_url.rstrip("/"))
+        client = Client(
+            api_url,
+            key=api_key,
+            timeout_s=REQUEST_S_MAX,
+            attempts_max=ATTEMPTS_MAX,
+            total_s_max=REQUEST_S_TOTAL_MAX,
+            session=session,
+            on_attempt=counting(tally),
+        )
+        checkout = Checkout(client, tally, ttl_s, capacities, on_progress)
         started_s = time.monotonic()
         try:
             await _send(events, checkout, speed, concurrency_max, behind_s_max)
         except BaseExceptionGroup as group:  # of the task group: the first says it
             raise group.exceptions[0] from None
-        return Report(checkout.tally, time.monotonic() - started_s)
+        return Report(tally, time.monotonic() - started_s)
 
 
 async def _send(
@@ -122,14 +132,14 @@ async def _send(
     tally.finished = True
 
 
-async def _await_api(client: aiohttp.ClientSession, api_url: str) -> None:
+async def _await_api(session: aiohttp.ClientSession, api_url: str) -> None:
     """Wait until the API is there. Raises SetupError."""
     reason = ""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S_MAX):
             while True:
                 try:
-                    async with client.get(f"{api_url}/readyz") as response:
+                    async with session.get(f"{api_url}/readyz") as response:
                         if response.ok:
                             return
                         reason = await response.text()

@@ -214,6 +214,29 @@ async def _answer(status: int, **body: object) -> web.Response:
     return web.json_response(body, status=status)
 
 
+async def _declared() -> web.Response:
+    return await _answer(200, resource_id="r", capacity=1, held=0, confirmed=0, available=1)
+
+
+async def _hold(status: int = 201, *, hold_id: str | None = None) -> web.Response:
+    nothing = dict.fromkeys(
+        ("holder", "external_ref", "max_renewals", "lifetime_ends_at", "ended_at", "ended_by")
+    )
+    times = dict.fromkeys(("placed_at", "expires_at", "server_time"), AT.isoformat())
+    return await _answer(
+        status,
+        id=hold_id or str(uuid.uuid4()),
+        state="held",
+        generation=1,
+        items=[],
+        metadata={},
+        expires_in_s=1,
+        renewals=0,
+        **nothing,
+        **times,
+    )
+
+
 async def test_a_failed_request_is_repeated_under_its_key() -> None:
     """Busy, over quota, in progress, cut off: the same key and body again, until it is placed."""
     seen: list[tuple[str, bytes]] = []
@@ -221,7 +244,7 @@ async def test_a_failed_request_is_repeated_under_its_key() -> None:
 
     async def replies(request: web.Request) -> web.StreamResponse:
         if request.method == "PUT":
-            return await _answer(200)
+            return await _declared()
         seen.append((request.headers["Idempotency-Key"], await request.read()))
         assert request.transport is not None
         match len(seen):
@@ -233,7 +256,7 @@ async def test_a_failed_request_is_repeated_under_its_key() -> None:
                 return await _answer(409, code="key_in_progress")
             case 4:
                 request.transport.close()
-        return await _answer(201, id=hold_id)
+        return await _hold(hold_id=hold_id)
 
     async with answering(replies) as api_url:
         report = await replay.replay([cart("s1")], api_url=api_url, api_key=KEY, ttl_s=1)
@@ -249,7 +272,7 @@ async def test_two_requests_never_share_a_key() -> None:
 
     async def replies(request: web.Request) -> web.StreamResponse:
         if request.method == "PUT":
-            return await _answer(200)
+            return await _declared()
         seen.append(request.headers["Idempotency-Key"])
         return await _answer(409, code="insufficient_capacity", available=0)
 
@@ -315,14 +338,14 @@ async def test_events_of_one_product_and_session_keep_their_order() -> None:
 
     async def replies(request: web.Request) -> web.StreamResponse:
         if request.method == "PUT":
-            return await _answer(200)
+            return await _declared()
         body: dict[str, Any] = await request.json()
         if body.get("external_ref") == "slow":
             await other.wait()
         order.append(request.path.rpartition("/")[2])
         if body.get("external_ref") == "fast":
             other.set()
-        return await _answer(201 if "ttl_s" in body else 200, id=str(uuid.uuid4()))
+        return await _hold(201 if "ttl_s" in body else 200)
 
     events = [cart("slow"), cart("slow", kind="purchase"), cart("fast"), cart("slow", kind="purchase")]
     async with answering(replies) as api_url:
