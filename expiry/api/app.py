@@ -1,6 +1,7 @@
 """The applications: the API, and one with health and metrics only for processes without it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 import asyncpg
 from aiohttp import web
@@ -29,6 +30,12 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
+@cache
+def _described() -> tuple[web.RouteDef, ...]:
+    document = openapi.document(OPERATIONS)
+    return (openapi.route(document),)
+
+
 def _content() -> Mapping[str, str]:
     return {}
 
@@ -45,7 +52,7 @@ def make_app(
 
     `ready` answers what else keeps this process from its work, name and reason; it must not wait.
     """
-    app = _app([*routes(OPERATIONS), openapi.route(OPERATIONS)])
+    app = _app([*routes(OPERATIONS), *_described()])
     app[POOL] = pool
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)

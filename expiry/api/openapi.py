@@ -5,45 +5,26 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, get_args
+from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from expiry import errors
+from expiry.api import vocabulary
 from expiry.api.operation import Operation
-from expiry.wanted import TEXT_MAX
+from expiry.api.vocabulary import BY_AIOHTTP, Json
 from expiry.wire import problems
-from expiry.wire.answers import LoopName, ProblemAnswer
+from expiry.wire.answers import HoldAnswer, ProblemAnswer
 from expiry.wire.problems import status_of
 from expiry.wire.requests import Query
 
-Json = dict[str, Any]
 Refusals = Sequence[type[errors.ExpiryError]]
 
 REF = "#/components/schemas/{model}"
 PROBLEM = "application/problem+json"
-TAGS = {
-    "holds": "Take units out of sale for a while: place, look, renew, confirm, release, return.",
-    "batches": "Many holds in one request, each with a result of its own.",
-    "resources": "What is held. Declare a capacity, and it cannot be oversold; undeclared ones have no limit.",
-    "events": "What happened, in an order that skips nothing.",
-    "keys": "API keys, for the platform's operators.",
-    "operations": "How the service is doing, and pausing its loops, for the platform's operators.",
-    "service": "Without a key: probes, metrics, this document.",
-}
-DESCRIPTION = (
-    "Reservation holds that end exactly once, on time. A hold takes units of a resource out of sale until its "
-    "deadline. Errors are problem details (RFC 9457) with a `code`. Times are RFC 3339 in UTC with microseconds; "
-    "deadlines are counted by the database's clock, which every answer shows as `server_time`. See /docs."
-)
 
-# What aiohttp refuses by itself, in the words of the middleware.
-_TOO_LARGE = {
-    HTTPStatus.REQUEST_TIMEOUT: ["request_timeout"],
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ["too_large"],
-}
 _ANYBODY: Refusals = (
     problems.UnauthenticatedError,
     problems.ForbiddenError,
@@ -52,82 +33,121 @@ _ANYBODY: Refusals = (
     errors.UnavailableError,
 )
 _READ: Refusals = (problems.MalformedError, problems.InvalidError)
+_COME_AGAIN = {"key_in_progress", "quota", "busy", "unavailable", "not_ready"}
 
-_PATHS: dict[str, Json] = {
-    "/holds/{id}": {
-        "name": "id",
-        "description": "The hold's id.",
-        "schema": {"type": "string", "format": "uuid"},
-    },
-    "/keys/{id}": {
-        "name": "id",
-        "description": "The key's public id.",
-        "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
-    },
-    "/resources/{resource_id}": {
-        "name": "resource_id",
-        "description": "The resource, percent-encoded (a slash is %2F).",
-        "schema": {"type": "string", "minLength": 1, "maxLength": TEXT_MAX, "pattern": "^[^\\u0000]+$"},
-    },
-    "/loops/{name}": {
-        "name": "name",
-        "description": "The loop.",
-        "schema": {"type": "string", "enum": list(get_args(LoopName))},
-    },
-}
-_IF_MATCH = {
-    "name": "If-Match",
-    "in": "header",
-    "required": False,
-    "description": "The ETag that the hold must have; otherwise 412. `generation` in the body says the same.",
-    "schema": {"type": "string", "pattern": '^("g[1-9][0-9]{0,17}"|\\*)$'},
-    "example": "*",
-}
-_ETAG = {"ETag": {"description": '`"g` and the generation `"`, for If-Match.', "schema": {"type": "string"}}}
-_LOCATION = {"Location": {"description": "Where the hold is.", "schema": {"type": "string"}}}
-_REPLAYED = {
-    "Idempotent-Replayed": {
-        "description": "`true`: this was answered before; nothing was done now.",
-        "schema": {"type": "string", "const": "true"},
-    }
-}
-_RETRY_AFTER = {
-    "Retry-After": {"description": "Come again after so many seconds.", "schema": {"type": "string"}}
-}
-_BEARER = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
-_AGAIN = {"key_in_progress", "quota", "busy", "unavailable", "not_ready"}
+
+class _Writer:
+    """Writes the parts of one document; what several operations answer alike is written once."""
+
+    def __init__(self, declared: Sequence[Operation]) -> None:
+        self.refs, self.schemas = _schemas(declared)
+        self.responses: Json = {}
+
+    def operation(self, operation: Operation, others: Iterable[Operation]) -> Json:
+        """Describe one operation; `others` are all that there are."""
+        summary, paragraphs = _prose(operation)
+        needs = f"Needs a key with the scope `{operation.scope}`."
+        described: Json = {
+            "operationId": f"{operation.tag}_{operation.work.__name__.strip('_')}",
+            "tags": [operation.tag],
+            "summary": summary,
+            "description": "\n\n".join([*paragraphs, needs]),
+            "security": [{"key": [operation.scope]}],
+            "x-scope": operation.scope,
+            "parameters": _parameters(operation),
+            "responses": {
+                str(operation.status.value): self._done(operation),
+                **self.refusals(_codes(operation, others)),
+            },
+        }
+        if not issubclass(operation.takes, Query):
+            schema = operation.takes.model_json_schema()
+            [example] = schema["examples"]
+            described["requestBody"] = {
+                "required": bool(schema.get("required") or schema.get("allOf")),
+                "content": {"application/json": {"schema": self.refs[operation.takes], "example": example}},
+            }
+        return described
+
+    def _done(self, operation: Operation) -> Json:
+        done: Json = {"description": operation.status.phrase}
+        if operation.answers is not None:
+            schema = self.refs[operation.answers]
+            example = _example(schema, self.schemas)
+            done["content"] = {"application/json": {"schema": schema, "example": example}}
+        headers: Json = {}
+        if operation.answers is HoldAnswer:
+            headers["ETag"] = vocabulary.ETAG
+            if operation.status == HTTPStatus.CREATED:
+                headers["Location"] = vocabulary.LOCATION
+        if operation.key is not None:
+            headers["Idempotent-Replayed"] = vocabulary.REPLAYED
+        return done | ({"headers": headers} if headers else {})
+
+    def refusals(self, codes: Mapping[str, tuple[HTTPStatus, str]]) -> Json:
+        """Describe refusals by status, with their codes."""
+        statuses = sorted({status for status, _ in codes.values()})
+        return {
+            str(s.value): self._refusal(s, {c: t for c, (of, t) in codes.items() if of == s})
+            for s in statuses
+        }
+
+    def _refusal(self, status: HTTPStatus, codes: Mapping[str, str]) -> Json:
+        name = ".".join([str(status.value), *sorted(codes)])
+        schema = {
+            "allOf": [self.refs[ProblemAnswer]],
+            "properties": {"status": {"const": status.value}, "code": {"enum": sorted(codes)}},
+        }
+        self.responses[name] = {
+            "description": "\n".join(f"- `{code}`: {codes[code]}" for code in sorted(codes)),
+            "content": {PROBLEM: {"schema": schema}},
+            "x-codes": sorted(codes),
+        }
+        if headers := _headers(status, set(codes)):
+            self.responses[name]["headers"] = headers
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def service(self, path: str) -> Json:
+        """Describe a path that needs no key."""
+        summary, media, schema = vocabulary.OPEN[path]
+        refused = [problems.NotReadyError] if path == "/readyz" else []
+        return {
+            "operationId": "service_" + path.strip("/").partition(".")[0],
+            "tags": ["service"],
+            "summary": summary,
+            "security": [],
+            "responses": {
+                "200": {"description": HTTPStatus.OK.phrase, "content": {media: {"schema": schema}}},
+                **self.refusals(_by_code(refused)),
+            },
+        }
 
 
 def document(operations: Iterable[Operation]) -> Json:
     """Answer the document of these operations."""
     declared = list(operations)
-    refs, schemas = _schemas(declared)
+    writer = _Writer(declared)
     paths: dict[str, Json] = {}
     for operation in declared:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, refs)
-    for path, described in _service(refs).items():
-        paths[path] = {"get": described}
+        paths.setdefault(operation.path, {})[operation.method.lower()] = writer.operation(operation, declared)
+    for path in vocabulary.OPEN:
+        paths[path] = {"get": writer.service(path)}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "expiry", "version": version("expiry"), "description": DESCRIPTION},
-        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "info": {"title": "expiry", "version": version("expiry"), "description": vocabulary.DESCRIPTION},
+        "tags": [{"name": name, "description": text} for name, text in vocabulary.TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": schemas,
-            "securitySchemes": {
-                "key": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "An API key: `Authorization: Bearer <key>`, made with `expiry keys create`.",
-                }
-            },
+            "schemas": writer.schemas,
+            "responses": dict(sorted(writer.responses.items())),
+            "securitySchemes": vocabulary.SECURITY,
         },
     }
 
 
-def route(operations: Iterable[Operation]) -> web.RouteDef:
+def route(described: Json) -> web.RouteDef:
     """Answer the route of the document, which is written once."""
-    body = json.dumps(document(operations)).encode()
+    body = json.dumps(described).encode()
 
     async def openapi(_request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
@@ -137,7 +157,7 @@ def route(operations: Iterable[Operation]) -> web.RouteDef:
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Mapping[type[BaseModel], Json], Json]:
     """Answer references to the models, and the schemas that they lead to."""
-    wanted: dict[type[BaseModel], Any] = {ProblemAnswer: "serialization"}
+    wanted: dict[type[BaseModel], Any] = {ProblemAnswer: "validation"}  # what does not apply is not there
     for operation in operations:
         if not issubclass(operation.takes, Query):
             wanted[operation.takes] = "validation"
@@ -148,45 +168,22 @@ def _schemas(operations: Iterable[Operation]) -> tuple[Mapping[type[BaseModel], 
     return {model: by_model[model] for model in wanted}, schemas["$defs"]
 
 
-def _operation(operation: Operation, refs: Mapping[type[BaseModel], Json]) -> Json:
-    summary, _, description = inspect.cleandoc(operation.work.__doc__ or "").partition("\n\n")
-    needs = f"Needs a key with the scope `{operation.scope}`."
-    described: Json = {
-        "operationId": f"{operation.tag}_{operation.work.__name__.strip('_')}",
-        "tags": [operation.tag],
-        "summary": " ".join(summary.split()),
-        "description": "\n\n".join([*(" ".join(p.split()) for p in description.split("\n\n") if p), needs]),
-        "security": [{"key": []}],
-        "x-scope": operation.scope,
-        "parameters": _parameters(operation),
-        "responses": _responses(operation, refs),
-    }
-    if not issubclass(operation.takes, Query):
-        [example] = operation.takes.model_json_schema()["examples"]
-        described["requestBody"] = {
-            "required": bool(operation.takes.model_json_schema().get("required") or example),
-            "content": {"application/json": {"schema": refs[operation.takes], "example": example}},
-        }
-    return described
+def _prose(operation: Operation) -> tuple[str, list[str]]:
+    """Answer the first paragraph of the handler's docstring, and the others."""
+    paragraphs = inspect.cleandoc(operation.work.__doc__ or "").split("\n\n")
+    summary, *others = (" ".join(p.split()) for p in paragraphs)
+    return summary, others
 
 
 def _parameters(operation: Operation) -> list[Json]:
-    found = [p | {"in": "path", "required": True} for path, p in _PATHS.items() if path in operation.path]
+    in_path = vocabulary.IN_PATH.items()
+    found = [p | {"in": "path", "required": True} for path, p in in_path if path in operation.path]
     if issubclass(operation.takes, Query):
         found += _query(operation.takes)
     if operation.key is not None:
-        found.append(
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "required": operation.key == "required",
-                "description": "Makes the request safe to repeat: a new one for each new request, the same one for "
-                "each retry; quoted or bare. Kept for a day at least.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": TEXT_MAX, "pattern": "^[!#-~]+$"},
-            }
-        )
+        found.append(vocabulary.IDEMPOTENCY_KEY | {"required": operation.key == "required"})
     if operation.conditional:
-        found.append(_IF_MATCH)
+        found.append(vocabulary.IF_MATCH)
     return found
 
 
@@ -211,89 +208,56 @@ def _query(model: type[Query]) -> list[Json]:
     return found
 
 
-def _responses(operation: Operation, refs: Mapping[type[BaseModel], Json]) -> Json:
-    done: Json = {"description": operation.status.phrase}
-    if operation.answers is not None:
-        done["content"] = {"application/json": {"schema": refs[operation.answers]}}
-    headers: Json = {}
-    if operation.answers is not None and operation.answers.__name__ == "HoldAnswer":
-        headers |= _ETAG
-    if operation.path == "/v1/holds" and operation.method == "POST":
-        headers |= _LOCATION
-    if operation.key is not None:
-        headers |= _REPLAYED
-    if headers:
-        done["headers"] = headers
-    return {str(operation.status.value): done} | refusals(_refusals(operation), refs, _by_aiohttp(operation))
+def _example(schema: Json, schemas: Json) -> Any:  # noqa: ANN401 - JSON
+    """Put together what the fields give as their examples."""
+    while "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "anyOf" in schema:
+        return _example(schema["anyOf"][0], schemas)
+    if schema["type"] == "array":
+        return [_example(schema["items"], schemas)]
+    return {name: _example(field, schemas) for name, field in schema["properties"].items()}
 
 
-def _refusals(operation: Operation) -> Refusals:
+def _codes(operation: Operation, others: Iterable[Operation]) -> dict[str, tuple[HTTPStatus, str]]:
     """Say how it may refuse: as anybody does, for what it reads, and for what it is."""
     found = [*_ANYBODY, *operation.refuses]
     if operation.takes.model_fields or operation.key is not None or "{resource_id}" in operation.path:
         found += _READ
     else:
-        found.append(problems.InvalidError)  # a parameter that it does not know
+        found += _READ[1:]  # a parameter that it does not know
+    by_aiohttp = []
     if not issubclass(operation.takes, Query):
         found.append(problems.NotJSONError)
+        by_aiohttp += ["request_timeout", "too_large"]
     if operation.key == "required":
         found.append(problems.KeyMissingError)
     if operation.key is not None:
         found += [errors.KeyInProgressError, errors.KeyReusedError]
-    return found
+    if _shadowed(operation, others):
+        by_aiohttp.append("method_not_allowed")
+    return _by_code(found) | {code: BY_AIOHTTP[code] for code in by_aiohttp}
 
 
-def _by_aiohttp(operation: Operation) -> Mapping[HTTPStatus, Sequence[str]]:
-    return {} if issubclass(operation.takes, Query) else _TOO_LARGE
-
-
-def refusals(
-    found: Refusals,
-    refs: Mapping[type[BaseModel], Json],
-    more: Mapping[HTTPStatus, Sequence[str]] | None = None,
-) -> Json:
-    """Describe refusals by status, with their codes."""
-    codes: dict[HTTPStatus, dict[str, str]] = {}
-    for error in found:
-        status, _ = status_of(error)
-        codes.setdefault(status, {})[error.code] = " ".join((error.__doc__ or "").split())
-    for status, names in (more or {}).items():
-        codes.setdefault(status, {}).update(dict.fromkeys(names, status.phrase))
-    return {str(s.value): _refusal(s, codes[s], refs[ProblemAnswer]) for s in sorted(codes)}
-
-
-def _refusal(status: HTTPStatus, codes: Mapping[str, str], schema: Json) -> Json:
-    described: Json = {
-        "description": "\n".join(f"- `{code}`: {text}" for code, text in sorted(codes.items())),
-        "content": {PROBLEM: {"schema": schema}},
-        "x-codes": sorted(codes),
-    }
-    headers = (_BEARER if status == HTTPStatus.UNAUTHORIZED else {}) | (
-        _RETRY_AFTER if _AGAIN & set(codes) else {}
+def _shadowed(operation: Operation, others: Iterable[Operation]) -> bool:
+    """Say whether a fixed path in place of this one's last parameter has other methods: holds/batch, no hold."""
+    parent, _, last = operation.path.rpartition("/")
+    return last.startswith("{") and any(
+        parent == other.path.rpartition("/")[0] and not other.path.endswith("}") for other in others
     )
-    return described | ({"headers": headers} if headers else {})
 
 
-def _service(refs: Mapping[type[BaseModel], Json]) -> dict[str, Json]:
-    """Describe what needs no key."""
-    status = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
-    open_to_all = {
-        "/healthz": ("The process runs.", "application/json", status),
-        "/readyz": ("The process can do its work.", "application/json", status),
-        "/metrics": ("Metrics in Prometheus's text format.", "text/plain", {"type": "string"}),
-        "/openapi.json": ("This document.", "application/json", {"type": "object"}),
-        "/docs": ("This document, to be read.", "text/html", {"type": "string"}),
-    }
-    found: dict[str, Json] = {}
-    for path, (summary, media, schema) in open_to_all.items():
-        responses = {"200": {"description": "OK", "content": {media: {"schema": schema}}}}
-        if path == "/readyz":
-            responses |= refusals([problems.NotReadyError], refs)
-        found[path] = {
-            "operationId": "service_" + path.strip("/").partition(".")[0],
-            "tags": ["service"],
-            "summary": summary,
-            "security": [],
-            "responses": responses,
-        }
-    return found
+def _by_code(found: Iterable[type[errors.ExpiryError]]) -> dict[str, tuple[HTTPStatus, str]]:
+    return {error.code: (status_of(error)[0], " ".join((error.__doc__ or "").split())) for error in found}
+
+
+def _headers(status: HTTPStatus, codes: set[str]) -> Json:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return {"WWW-Authenticate": vocabulary.AUTHENTICATE}
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return {"Allow": vocabulary.ALLOW}
+    if codes & _COME_AGAIN:
+        return {"Retry-After": vocabulary.retry_after(always=codes <= _COME_AGAIN)}
+    return {}

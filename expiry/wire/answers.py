@@ -67,7 +67,7 @@ class HoldAnswer(Answer):
     placed_at: datetime = Field(examples=[_NOW])
     expires_at: datetime = Field(description="The deadline.", examples=[_LATER])
     expires_in_s: float = Field(
-        description="Seconds from `server_time` to the deadline, 0 once ended.", examples=[899.982314]
+        description="Seconds from `server_time` to the deadline, 0 once ended.", examples=[900.0]
     )
     renewals: int = Field(examples=[0])
     max_renewals: int | None = Field(examples=[None])
@@ -113,6 +113,9 @@ class ProblemAnswer(Answer):
     expired_at: datetime | None = Field(default=None, examples=[_NOW])
     server_time: datetime | None = Field(default=None, examples=[_NOW])
     errors: list[FieldError] | None = None
+    scope: str | None = Field(default=None, description="The scope that is needed.")
+    retry_after_s: int | None = Field(default=None, description="As the header Retry-After.")
+    failing: dict[str, str] | None = Field(default=None, description="What a process lacks, and why.")
 
 
 class PlacedResult(Answer):
@@ -161,15 +164,25 @@ class EventAnswer(Answer):
         description="The operation's key: the same however often the event is read.",
         examples=[f"place:{_ID}:1"],
     )
-    type: EventType
+    type: EventType = Field(examples=["hold.placed"])
     hold_id: UUID = Field(examples=[_ID])
-    generation: int
+    generation: int = Field(examples=[1])
     sequence: int = Field(
-        description="Counts per hold: what is not above the last one seen is out of order, and older."
+        description="Counts per hold: what is not above the last one seen is out of order, and older.",
+        examples=[1],
     )
     occurred_at: datetime = Field(examples=[_NOW])
     data: dict[str, Any] = Field(
-        description="items, holder, external_ref, expires_at, by, reason; a renewal has expires_at and by."
+        description="items, holder, external_ref, expires_at, by, reason; a renewal has expires_at and by.",
+        examples=[
+            {
+                "items": [{"resource_id": "room-12/2026-12-24", "quantity": 1}],
+                "holder": None,
+                "external_ref": "cart-77",
+                "expires_at": _LATER,
+                "by": "api:2a97516c354b6884",
+            }
+        ],
     )
 
 
@@ -178,9 +191,12 @@ class EventsAnswer(Answer):
 
     events: list[EventAnswer]
     next_cursor: str = Field(
-        description="Everything before it has been seen; also of an empty page the one to go on with."
+        description="Everything before it has been seen; also of an empty page the one to go on with.",
+        examples=["Vq3Yk0xXWzAsOTEyLDRd"],
     )
-    more: bool = Field(description="Whether more can be had at once; otherwise wait a moment.")
+    more: bool = Field(
+        description="Whether more can be had at once; otherwise wait a moment.", examples=[False]
+    )
     server_time: ServerTime
 
 
@@ -188,18 +204,23 @@ class HistoryEntry(Answer):
     """One step in the life of a hold."""
 
     at: datetime = Field(examples=[_NOW])
-    what: Literal["placed", "renewed", "woken", "failed", "confirmed", "released", "expired", "returned"]
-    generation: int
-    by: str | None = Field(description="Who or what did it, where known.", examples=["api:1f0c"])
+    what: Literal["placed", "renewed", "woken", "failed", "confirmed", "released", "expired", "returned"] = (
+        Field(examples=["placed"])
+    )
+    generation: int = Field(examples=[1])
+    by: str | None = Field(description="Who or what did it, where known.", examples=["api:2a97516c354b6884"])
     detail: dict[str, Any] = Field(
-        description="A new deadline, the lag of an expiry in ms, the error of a failed attempt, a reason."
+        description="A new deadline, the lag of an expiry in ms, the error of a failed attempt, a reason.",
+        examples=[{"expires_at": _LATER}],
     )
 
 
 class WakeupAnswer(Answer):
     """What the queue knows of the hold's next wake-up."""
 
-    queued: bool | None = Field(description="null: the queue is not used, or does not answer.")
+    queued: bool | None = Field(
+        description="null: the queue is not used, or does not answer.", examples=[True]
+    )
     due_at: datetime | None = Field(description="When it comes due, by the queue.", examples=[_LATER])
 
 
@@ -214,9 +235,11 @@ class HistoryAnswer(Answer):
 class KeyAnswer(Answer):
     """An API key; never the key itself."""
 
-    id: str = Field(description="Its public name, as it is in `ended_by` and in logs.")
+    id: str = Field(
+        description="Its public name, as it is in `ended_by` and in logs.", examples=["2a97516c354b6884"]
+    )
     tenant_id: str | None = Field(description="null: a platform key.", examples=["shop"])
-    scopes: list[Literal["holds", "read", "operate", "platform"]]
+    scopes: list[Literal["holds", "read", "operate", "platform"]] = Field(examples=[["holds", "read"]])
     name: str | None = Field(examples=["checkout"])
     created_at: datetime = Field(examples=[_NOW])
     last_used_at: datetime | None = Field(description="To the minute.", examples=[None])
@@ -242,30 +265,34 @@ class KeysAnswer(Answer):
 class LoopAnswer(Answer):
     """A loop of the fleet."""
 
-    name: LoopName
-    paused: bool
+    name: LoopName = Field(examples=["sweep"])
+    paused: bool = Field(examples=[True])
     reason: str | None = Field(examples=["database maintenance"])
-    changed_by: str
+    changed_by: str = Field(examples=["api:2a97516c354b6884"])
 
 
 class DueAge(Answer):
     """How long the oldest due hold has been waiting, s; 0: none is due, null: unknown."""
 
-    database: float
-    queue: float | None
+    database: float = Field(examples=[0.0])
+    queue: float | None = Field(examples=[0.0])
 
 
 class OverviewAnswer(Answer):
     """What was due in the last hour, what has ended, and how old the rest is."""
 
-    eligible: int = Field(description="Holds that were to end by time since `window_started_at`.")
-    expired: int
-    difference: int = Field(description="`eligible` minus `expired`: those that have not ended.")
+    eligible: int = Field(
+        description="Holds that were to end by time since `window_started_at`.", examples=[128]
+    )
+    expired: int = Field(examples=[128])
+    difference: int = Field(
+        description="`eligible` minus `expired`: those that have not ended.", examples=[0]
+    )
     window_started_at: datetime = Field(examples=[_NOW])
-    due: int
-    backed_off: int = Field(description="Due and waiting after failures of their own.")
-    count_max: int = Field(description="No count goes beyond this.")
+    due: int = Field(examples=[0])
+    backed_off: int = Field(description="Due and waiting after failures of their own.", examples=[0])
+    count_max: int = Field(description="No count goes beyond this.", examples=[10_000])
     oldest_due_age_s: DueAge
-    queue_depth: int | None
-    dead_letters_open: int
+    queue_depth: int | None = Field(examples=[42])
+    dead_letters_open: int = Field(examples=[0])
     server_time: ServerTime

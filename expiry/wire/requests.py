@@ -37,6 +37,8 @@ PAGE_MAX = 200
 EVENTS_PAGE_MAX = 1000
 CURSOR_CHARS_MAX = 1024
 KEY_NAME_MAX = 100
+# As a pattern of JSON Schema: PostgreSQL keeps no NUL. Lone surrogates are refused as well; no pattern can say so.
+NO_NUL = "^[^\\u0000]*$"
 
 
 def _number(value: object) -> object:
@@ -78,6 +80,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
+def _text(chars_max: int, pattern: str = NO_NUL) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "minLength": 1, "maxLength": chars_max, "pattern": pattern})
+
+
 Seconds = Annotated[
     Decimal,
     BeforeValidator(_number),
@@ -86,23 +92,33 @@ Seconds = Annotated[
 ]
 Time = Annotated[datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 Id = Annotated[UUID, BeforeValidator(_uuid), WithJsonSchema({"type": "string", "format": "uuid"})]
-Text = Annotated[
-    str,
-    Field(min_length=1, max_length=TEXT_MAX),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": TEXT_MAX, "pattern": "^[^\\u0000]*$"}),
-]
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX), _text(TEXT_MAX)]
 Quantity = Annotated[int, Field(ge=1, le=QUANTITY_MAX)]
 Generation = Annotated[int, Field(ge=1, le=INT64_MAX)]
-Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+Metadata = Annotated[
+    dict[str, Any],
+    AfterValidator(_metadata),
+    WithJsonSchema({"type": "object", "propertyNames": {"pattern": NO_NUL}, "additionalProperties": True}),
+]
 
 
-def _given(name: str) -> dict[str, Any]:
-    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+def _instead(given: str, other: str) -> dict[str, Any]:
+    return {"required": [given], "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}}}
 
 
 # What validators say beyond the types, said once more in JSON Schema.
-_ONE_DEADLINE = {"oneOf": [_given("ttl_s"), _given("expires_at")]}
-_ONE_DEMAND = {"oneOf": [_given("resource_id"), {**_given("items"), "not": {"required": ["quantity"]}}]}
+_ONE_DEADLINE = {"oneOf": [_instead("ttl_s", "expires_at"), _instead("expires_at", "ttl_s")]}
+_ONE_DEMAND = {
+    "oneOf": [
+        _instead("resource_id", "items"),
+        {**_instead("items", "resource_id"), "not": {"required": ["quantity"]}},
+    ]
+}
+_OWN_SCOPES = {
+    "if": {"properties": {"tenant_id": {"type": "null"}}},
+    "then": {"properties": {"scopes": {"items": {"const": "platform"}}}},
+    "else": {"properties": {"scopes": {"items": {"enum": ["holds", "read", "operate"]}}}},
+}
 
 
 def _described(*rules: dict[str, Any], example: dict[str, Any]) -> ConfigDict:
@@ -301,7 +317,9 @@ class ResumeBody(Body):
 class KeyBody(Body):
     """An API key to be made."""
 
-    model_config = _described(example={"tenant_id": "shop", "scopes": ["holds", "read"], "name": "checkout"})
+    model_config = _described(
+        _OWN_SCOPES, example={"tenant_id": "shop", "scopes": ["holds", "read"], "name": "checkout"}
+    )
 
     tenant_id: Text | None = Field(
         description="Whose holds it works on; null: a platform key.", examples=["shop"]
@@ -314,7 +332,7 @@ class KeyBody(Body):
             examples=[["holds", "read"]],
         )
     )
-    name: Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX)] | None = Field(
+    name: Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX), _text(KEY_NAME_MAX)] | None = Field(
         default=None, description="What it is for.", examples=["checkout"]
     )
 
@@ -336,7 +354,9 @@ def _up_to(most: int) -> WithJsonSchema:
 
 Limit = Annotated[int, BeforeValidator(_digits), Field(ge=1, le=PAGE_MAX), _up_to(PAGE_MAX)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
-Cursor = Annotated[str, Field(min_length=1, max_length=CURSOR_CHARS_MAX)]
+Cursor = Annotated[
+    str, Field(min_length=1, max_length=CURSOR_CHARS_MAX), _text(CURSOR_CHARS_MAX, "^[A-Za-z0-9_-]+$")
+]
 PAGE_DEFAULT = 50
 
 
