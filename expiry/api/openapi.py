@@ -101,7 +101,7 @@ class _Writer:
         self.responses[name] = {
             "description": "\n".join(f"- `{code}`: {codes[code]}" for code in sorted(codes)),
             "content": {PROBLEM: {"schema": schema}},
-            "x-codes": sorted(codes),
+            "x-codes": {code: codes[code] for code in sorted(codes)},
         }
         if headers := _headers(status, set(codes)):
             self.responses[name]["headers"] = headers
@@ -250,7 +250,13 @@ def _shadowed(operation: Operation, others: Iterable[Operation]) -> bool:
 
 
 def _by_code(found: Iterable[type[errors.ExpiryError]]) -> dict[str, tuple[HTTPStatus, str]]:
-    return {error.code: (status_of(error)[0], " ".join((error.__doc__ or "").split())) for error in found}
+    return {
+        error.code: (
+            status_of(error)[0],
+            vocabulary.MEANING.get(error.code) or " ".join((error.__doc__ or "").split()),
+        )
+        for error in found
+    }
 
 
 def _headers(status: HTTPStatus, codes: set[str]) -> Json:

@@ -110,6 +110,8 @@ def retry_after(*, always: bool) -> Json:
     }
 
 
+# Where a code is used more widely than the docstring of its error says.
+MEANING = {"not_found": "There is no such thing, or it belongs to another tenant."}
 # Codes of refusals that aiohttp makes by itself, with their status and meaning.
 BY_AIOHTTP: dict[str, tuple[HTTPStatus, str]] = {
     "method_not_allowed": (HTTPStatus.METHOD_NOT_ALLOWED, "This path does not know the method; see Allow."),
