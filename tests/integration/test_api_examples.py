@@ -1,0 +1,121 @@
+"""The examples in the OpenAPI document work as they stand, and are answered as the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import pytest
+from aiohttp import ClientResponse
+from jsonschema import Draft202012Validator, FormatChecker
+from yarl import URL
+
+from expiry.api.app import OPERATIONS
+from expiry.api.openapi import document
+from tests.api_client import PLATFORM, TENANT, Api, read
+
+DOCUMENT = document(OPERATIONS)
+# What must have been done before; apart from these, each example stands alone.
+FIRST = {"holds_return": "holds_confirm", "resources_get": "resources_put"}
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Answer method, path and description of each operation, in the order of the document."""
+    for path, item in DOCUMENT["paths"].items():
+        for method, operation in item.items():
+            yield method.upper(), path, operation
+
+
+def resolved(found: dict[str, Any]) -> dict[str, Any]:
+    """Follow a reference within the document."""
+    while "$ref" in found:
+        node = DOCUMENT
+        for step in found["$ref"].removeprefix("#/").split("/"):
+            node = node[step]
+        found = node
+    return found
+
+
+def check(value: object, schema: dict[str, Any]) -> None:
+    """Raise unless the value is as a schema of the document has it."""
+    whole = {**schema, "components": DOCUMENT["components"]}
+    Draft202012Validator(whole, format_checker=FormatChecker()).validate(value)
+
+
+async def send(api: Api, name: str, ids: dict[str, str]) -> ClientResponse:
+    """Send the example of this operation, with ids of earlier answers in the place of path parameters."""
+    method, path, operation = next(o for o in operations() if o[2]["operationId"] == name)
+    query: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            value = ids.get(path.split("{")[0]) or parameter["example"]
+            check(value, parameter["schema"])
+            path = path.replace(f"{{{parameter['name']}}}", quote(value, safe=""))
+        elif "example" in parameter:
+            check(parameter["example"], parameter["schema"])
+            (query if parameter["in"] == "query" else headers)[parameter["name"]] = str(parameter["example"])
+        elif parameter["name"] == "Idempotency-Key":
+            headers["Idempotency-Key"] = str(uuid4())
+    body: dict[str, Any] = {}
+    if "requestBody" in operation:
+        media = operation["requestBody"]["content"]["application/json"]
+        check(media["example"], media["schema"])
+        body["json"] = media["example"]
+    if scope := operation.get("x-scope"):
+        headers["Authorization"] = f"Bearer {PLATFORM if scope == 'platform' else TENANT}"
+    url = URL(str(api.client.make_url("/")).rstrip("/") + path, encoded=True).update_query(query)
+    response = await api.client.session.request(method, url, headers=headers, **body)
+    await response.read()
+    return response
+
+
+async def conforms(response: ClientResponse, operation: dict[str, Any]) -> dict[str, Any]:
+    """Check status, media type, headers and body of an answer by the document; answer what it says."""
+    described = resolved(operation["responses"][str(response.status)])
+    for name, header in described.get("headers", {}).items():
+        assert name in response.headers or not header.get("required"), name
+        if name in response.headers:
+            check(response.headers[name], header["schema"])
+    if "content" not in described:
+        assert await response.read() == b""
+        return {}
+    media = described["content"][response.content_type]
+    if not response.content_type.endswith("json"):
+        return {}
+    found = await read(response)
+    check(found, media["schema"])
+    return found
+
+
+async def test_every_example_runs(api: Api, subtests: pytest.Subtests) -> None:
+    """Sent exactly as documented, each is answered with its success, and the answer is as documented."""
+    ran = set()
+    for _method, _path, operation in operations():
+        name = operation["operationId"]
+        with subtests.test(operation=name):
+            ids = {"/v1/holds/": (await api.placed(resource_id="a"))["id"]}
+            if name == "keys_revoke":
+                ids["/v1/keys/"] = (await read(await send(api, "keys_create", {})))["id"]
+            if name in FIRST:
+                assert (await send(api, FIRST[name], ids)).ok
+            response = await send(api, name, ids)
+            assert response.status == min(map(int, operation["responses"])), await response.text()
+            await conforms(response, operation)
+            ran.add(name)
+    assert ran == {o["operationId"] for _, _, o in operations()}
+
+
+def test_every_example_answer_is_as_documented(subtests: pytest.Subtests) -> None:
+    """What the document shows as an answer has the schema beside it, and no field without an example."""
+    shown = 0
+    for _method, _path, operation in operations():
+        for status, response in operation["responses"].items():
+            for media in resolved(response).get("content", {}).values():
+                if "example" in media:
+                    with subtests.test(operation=operation["operationId"], status=status):
+                        check(media["example"], media["schema"])
+                        shown += 1
+    assert shown == sum(o.answers is not None for o in OPERATIONS)
