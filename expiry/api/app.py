@@ -6,7 +6,7 @@ from functools import cache
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, body, events, health, holds, keys, metrics, openapi, operations, resources
+from expiry.api import batch, body, docs, events, health, holds, keys, metrics, openapi, operations, resources
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes
@@ -33,7 +33,7 @@ OPERATIONS: tuple[Operation, ...] = (
 @cache
 def _described() -> tuple[web.RouteDef, ...]:
     document = openapi.document(OPERATIONS)
-    return (openapi.route(document),)
+    return openapi.route(document), docs.route(document)
 
 
 def _content() -> Mapping[str, str]:

@@ -22,7 +22,7 @@ DESCRIPTION = (
     "Reservation holds that end exactly once, on time. A hold takes units of a resource out of sale until its "
     "deadline. Errors are problem details (RFC 9457) with a `code`. Times are RFC 3339 in UTC with microseconds; "
     "deadlines are counted by the database's clock, which every answer shows as `server_time`. Every GET answers "
-    "HEAD as well; another method is 405 with `Allow`."
+    "HEAD as well; another method is 405 with `Allow`. The guide is at /docs."
 )
 SECURITY = {
     "key": {
@@ -134,4 +134,5 @@ OPEN: dict[str, tuple[str, str, Json]] = {
     ),
     "/metrics": ("Read the metrics in Prometheus's text format.", "text/plain", {"type": "string"}),
     "/openapi.json": ("Read this document.", "application/json", {"type": "object"}),
+    "/docs": ("Read the guide and this document as a page.", "text/html", {"type": "string"}),
 }

@@ -1,0 +1,126 @@
+"""The page of the API: whole, safe to open, and every command on it works when pasted."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from expiry import keys
+from expiry.api.app import OPERATIONS
+from expiry.api.curl import BASE_URL, DATA_DIR, KEY
+from expiry.api.openapi import document
+from tests.api_client import PLATFORM, Api
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = re.compile(r'<pre class="shell"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
+LOADS = re.compile(
+    r"<(?:link|img|iframe|object|embed|source|video|audio)\b|\bsrc=|url\(|@import|fetch\(|import\("
+)
+
+
+@pytest.fixture
+async def api(start_api: Callable[..., Any]) -> Api:
+    """Give the test an API without a queue: the page is the same."""
+    started: Api = await start_api(None)
+    return started
+
+
+async def page(api: Api) -> str:
+    """Read the page, as anybody may."""
+    response = await api.ask("GET", "/docs", key=None)
+    assert (response.status, response.content_type) == (200, "text/html")
+    return await response.text()
+
+
+async def test_the_page_shows_all_of_the_document(api: Api) -> None:
+    """Each operation has its place and a link to it, each code its line, each link of the page its target."""
+    text = await page(api)
+    described = document(OPERATIONS)
+    for path, item in described["paths"].items():
+        for operation in item.values():
+            assert text.count(f'id="{operation["operationId"]}"') == 1
+            assert f'href="#{operation["operationId"]}"' in text
+        assert path in html.unescape(re.sub(r"<[^>]+>", "", text))
+    for response in described["components"]["responses"].values():
+        for code in response["x-codes"]:
+            assert f"<code>{code}</code>" in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(ids)) == len(ids)
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+    assert not re.search(r"<!-- [a-z]+ -->", text)
+
+
+async def test_the_page_loads_nothing(api: Api) -> None:
+    """It asks for no other file; style and script run only as they were written, by their hashes."""
+    text = await page(api)
+    assert not LOADS.search(re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL))
+    policy = (await api.ask("GET", "/docs", key=None)).headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        [inside] = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert " style=" not in text
+    assert not re.search(r"\son[a-z]+=", text)
+
+
+async def test_every_command_works_as_it_stands(
+    api: Api, conn: asyncpg.Connection[asyncpg.Record], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """Pasted into a shell beside `expiry dev --api-key demo`, the last request of each answers 2xx."""
+    await keys.create(conn, tenant_id="dev", scopes=("holds", "read", "operate"), key=KEY)
+    described = tmp_path / DATA_DIR / "dev.json"
+    described.parent.mkdir()
+    described.write_text(json.dumps({"api_key": KEY, "platform_key": PLATFORM}, indent=2))
+    commands = [html.unescape(found) for found in COMMANDS.findall(await page(api))]
+    assert len(commands) > len(OPERATIONS)
+    for command in commands:
+        with subtests.test(command=command.splitlines()[-1]):
+            said = await in_shell(api, command, tmp_path)
+            assert re.match(r"HTTP/1\.1 20[0-4] ", said), said
+
+
+async def test_the_python_example_works_as_it_stands(
+    api: Api, conn: asyncpg.Connection[asyncpg.Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `python -m asyncio` would run it: a hold is placed and confirmed."""
+    await keys.create(conn, tenant_id="dev", scopes=("holds", "read", "operate"), key=KEY)
+    [example] = re.findall(r'<pre class="python"[^>]*><code>(.*?)</code></pre>', await page(api), re.DOTALL)
+    source = html.unescape(example).replace(BASE_URL, str(api.client.make_url("/")).rstrip("/"))
+    code = compile(source, "/docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    await eval(code, {})  # noqa: S307 - our own page
+    assert capsys.readouterr().out == "confirmed\n"
+
+
+async def in_shell(api: Api, command: str, directory: Path) -> str:
+    """Run a command of the page against this API; answer what it says."""
+    here = str(api.client.make_url("/")).rstrip("/")
+    # Where there is no curl, a stand-in does what these commands ask of it.
+    stand_in = directory / "bin" / "curl"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "tests/curl.py"}" "$@"\n')
+    stand_in.chmod(0o755)
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", command.replace(BASE_URL, here)),
+        cwd=directory,
+        env={"PATH": f"{os.environ['PATH']}{os.pathsep}{stand_in.parent}"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    return said.decode()
