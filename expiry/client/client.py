@@ -226,8 +226,9 @@ class Client(Caller):
     ) -> AsyncGenerator[tuple[answers.EventAnswer, str | None], None]:
         """Go through the events as they happen, without an end; each with the cursor to keep once it is dealt with.
 
-        Going on from a kept cursor skips nothing and may repeat a page (`event.id` stays the same). Raises as
-        `events` does, UnavailableError too: begin again from the cursor.
+        Going on from a kept cursor skips nothing and may repeat a page (`event.id` stays the same). Of a type that is
+        rarer than the retention keep the cursors of empty pages too: ask with `events`. Raises as `events` does,
+        UnavailableError too: begin again from the cursor.
         """
         while True:
             page = await self.events(after=after, type=type, hold_id=hold_id)

@@ -56,6 +56,15 @@ class InvalidError(errors.ExpiryError):
 
     code = "invalid"
 
+    def __init__(self, message: str | None = None, **facts: object) -> None:
+        """Say the first of the errors, for whoever reads no further."""
+        found = facts.get("errors")
+        if message is None and isinstance(found, list) and found:
+            message = f"{found[0]['pointer']}: {found[0]['detail']}" + (
+                " (and more)" if len(found) > 1 else ""
+            )
+        super().__init__(message, **facts)
+
 
 class NotPlacedError(errors.ExpiryError):
     """Another hold of this atomic batch was refused, so this one was not placed either."""
