@@ -18,8 +18,8 @@ from expiry.api.state import POOL, QUOTA
 from expiry.holds import Conn, Placement
 from expiry.wanted import Wanted
 from expiry.wire.answers import BatchAnswer
+from expiry.wire.bodies import BATCH_MAX, BatchBody, ReleaseBatchBody
 from expiry.wire.problems import NotPlacedError
-from expiry.wire.requests import BATCH_MAX, BatchBody, ReleaseBatchBody
 from expiry.wire.times import rfc3339
 
 TAKES_S_MAX = 20.0  # of one request; what it has not come to by then is told to come again

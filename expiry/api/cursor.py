@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from expiry.wire.problems import InvalidError
-from expiry.wire.requests import Query
+from expiry.wire.queries import Query
 
 T = TypeVar("T")
 

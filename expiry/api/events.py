@@ -10,7 +10,7 @@ from expiry.api.operation import Call, Operations, answer
 from expiry.api.state import POOL
 from expiry.wire.answers import EventsAnswer
 from expiry.wire.problems import CursorExpiredError
-from expiry.wire.requests import EventsQuery
+from expiry.wire.queries import EventsQuery
 from expiry.wire.times import rfc3339
 
 operations = Operations("events")

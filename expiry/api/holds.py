@@ -22,8 +22,9 @@ from expiry.holds import Conn, Hold, Placement
 from expiry.wakeups import REDIS_AWAY, after_commit
 from expiry.wanted import Wanted
 from expiry.wire.answers import HistoryAnswer, HoldAnswer, HoldsAnswer
+from expiry.wire.bodies import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
 from expiry.wire.problems import InvalidError
-from expiry.wire.requests import ConfirmBody, GiveBackBody, HoldsQuery, NoQuery, PlaceBody, RenewBody
+from expiry.wire.queries import HoldsQuery, NoQuery
 from expiry.wire.times import rfc3339, rfc3339_or_none
 
 QUEUE_S_MAX = 0.5  # wait for Redis

@@ -16,7 +16,8 @@ from expiry.api.operation import Call, Operations, answer, nothing
 from expiry.api.state import KEYS, POOL
 from expiry.holds import Conn
 from expiry.wire.answers import KeysAnswer, MadeKeyAnswer
-from expiry.wire.requests import KeyBody, KeysQuery, NoQuery
+from expiry.wire.bodies import KeyBody
+from expiry.wire.queries import KeysQuery, NoQuery
 from expiry.wire.times import rfc3339, rfc3339_or_none
 
 operations = Operations("keys")

@@ -18,7 +18,7 @@ from expiry.api.vocabulary import BY_AIOHTTP, Json
 from expiry.wire import problems
 from expiry.wire.answers import HoldAnswer, ProblemAnswer
 from expiry.wire.problems import status_of
-from expiry.wire.requests import Query
+from expiry.wire.queries import Query
 
 Refusals = Sequence[type[errors.ExpiryError]]
 

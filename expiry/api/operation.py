@@ -18,7 +18,7 @@ from expiry.api import auth, body
 from expiry.errors import ExpiryError
 from expiry.keys import Principal
 from expiry.wire.problems import ForbiddenError
-from expiry.wire.requests import Query
+from expiry.wire.queries import Query
 
 M = TypeVar("M", bound=BaseModel)
 Method: TypeAlias = Literal["GET", "PUT", "POST", "DELETE"]

@@ -15,7 +15,8 @@ from expiry.api.state import POOL, WAKEUPS
 from expiry.holds import Conn
 from expiry.wakeups import REDIS_AWAY, Wakeups
 from expiry.wire.answers import LoopAnswer, OverviewAnswer
-from expiry.wire.requests import NoQuery, PauseBody, ResumeBody
+from expiry.wire.bodies import PauseBody, ResumeBody
+from expiry.wire.queries import NoQuery
 from expiry.wire.times import rfc3339
 
 QUEUE_S_MAX = 2.0  # wait for Redis

@@ -13,7 +13,8 @@ from expiry.api.state import LANES, POOL
 from expiry.holds import Conn
 from expiry.resources import Resource
 from expiry.wire.answers import ResourceAnswer, ResourcesAnswer
-from expiry.wire.requests import NoQuery, ResourceBody, ResourcesQuery
+from expiry.wire.bodies import ResourceBody
+from expiry.wire.queries import NoQuery, ResourcesQuery
 
 operations = Operations("resources")
 

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from expiry.wanted import TEXT_MAX
 from expiry.wire.answers import LoopName
-from expiry.wire.requests import NO_NUL
+from expiry.wire.fields import NO_NUL
 
 Json = dict[str, Any]
 

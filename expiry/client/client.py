@@ -8,9 +8,9 @@ from uuid import UUID
 from expiry.client import words
 from expiry.client.calls import Caller, pages
 from expiry.wanted import Item, Seconds, Wanted
-from expiry.wire import answers, requests
+from expiry.wire import answers, bodies, queries
 from expiry.wire.answers import EventType, LoopName, State
-from expiry.wire.requests import PAGE_MAX
+from expiry.wire.fields import PAGE_MAX
 
 HoldId: TypeAlias = UUID | str
 Scope: TypeAlias = Literal["holds", "read", "operate", "platform"]
@@ -75,7 +75,7 @@ class Client(Caller):
             max_lifetime_s=max_lifetime_s,
             replaces=replaces,
         )
-        body = words.body(requests.PlaceBody, **fields)
+        body = words.body(bodies.PlaceBody, **fields)
         return await self._post("/v1/holds", body, answers.HoldAnswer, idempotency_key)
 
     async def get(self, hold_id: HoldId) -> answers.HoldAnswer:
@@ -96,7 +96,7 @@ class Client(Caller):
         self, *, limit: int | None = None, cursor: str | None = None, **which: Unpack[HoldsFilter]
     ) -> answers.HoldsAnswer:
         """Get a page of the holds that match; it may be short and not the last: follow `next_cursor`."""
-        query = words.query(requests.HoldsQuery, limit=limit, cursor=cursor, **which)
+        query = words.query(queries.HoldsQuery, limit=limit, cursor=cursor, **which)
         return await self._get("/v1/holds", answers.HoldsAnswer, query)
 
     async def renew(
@@ -114,14 +114,14 @@ class Client(Caller):
         current_state, current_generation).
         """
         fields = words.given(ttl_s=ttl_s, expires_at=expires_at, generation=generation)
-        body = words.body(requests.RenewBody, **fields)
+        body = words.body(bodies.RenewBody, **fields)
         return await self._post(words.hold_path(hold_id, "renew"), body, answers.HoldAnswer, idempotency_key)
 
     async def confirm(
         self, hold_id: HoldId, *, generation: int | None = None, idempotency_key: str | None = None
     ) -> answers.HoldAnswer:
         """Keep the units for good. Repeating it has no new effect. Raises as `renew` does."""
-        body = words.body(requests.ConfirmBody, **words.given(generation=generation))
+        body = words.body(bodies.ConfirmBody, **words.given(generation=generation))
         return await self._post(
             words.hold_path(hold_id, "confirm"), body, answers.HoldAnswer, idempotency_key
         )
@@ -135,7 +135,7 @@ class Client(Caller):
         idempotency_key: str | None = None,
     ) -> answers.HoldAnswer:
         """Give the units back before the deadline. Repeating it has no new effect. Raises as `renew` does."""
-        body = words.body(requests.GiveBackBody, **words.given(reason=reason, generation=generation))
+        body = words.body(bodies.GiveBackBody, **words.given(reason=reason, generation=generation))
         return await self._post(
             words.hold_path(hold_id, "release"), body, answers.HoldAnswer, idempotency_key
         )
@@ -149,7 +149,7 @@ class Client(Caller):
         idempotency_key: str | None = None,
     ) -> answers.HoldAnswer:
         """Give a confirmed hold's units back. Raises NotConfirmedError too; repeating it has no new effect."""
-        body = words.body(requests.GiveBackBody, **words.given(reason=reason, generation=generation))
+        body = words.body(bodies.GiveBackBody, **words.given(reason=reason, generation=generation))
         return await self._post(words.hold_path(hold_id, "return"), body, answers.HoldAnswer, idempotency_key)
 
     # --- batches
@@ -163,7 +163,7 @@ class Client(Caller):
         places what is missing and answers the rest.
         """
         wanted = [words.wanted_fields(one) for one in holds]
-        body = words.body(requests.BatchBody, holds=wanted, atomic=atomic)
+        body = words.body(bodies.BatchBody, holds=wanted, atomic=atomic)
         path, longer_s = "/v1/holds/batch", BATCH_S
         return await self._post(path, body, answers.BatchAnswer, idempotency_key, longer_s=longer_s)
 
@@ -171,7 +171,7 @@ class Client(Caller):
         self, hold_ids: Iterable[HoldId], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> answers.BatchAnswer:
         """Release up to 500 holds, each for itself, with a result each."""
-        body = words.body(requests.ReleaseBatchBody, ids=list(hold_ids), **words.given(reason=reason))
+        body = words.body(bodies.ReleaseBatchBody, ids=list(hold_ids), **words.given(reason=reason))
         path, longer_s = "/v1/holds/release-batch", BATCH_S
         return await self._post(path, body, answers.BatchAnswer, idempotency_key, longer_s=longer_s)
 
@@ -179,7 +179,7 @@ class Client(Caller):
 
     async def declare(self, resource_id: str, *, capacity: int | None) -> answers.ResourceAnswer:
         """Declare a resource, or change its capacity; None: counted without a limit."""
-        body = words.body(requests.ResourceBody, capacity=capacity)
+        body = words.body(bodies.ResourceBody, capacity=capacity)
         return await self._put(words.path("/v1/resources", resource_id), body, answers.ResourceAnswer)
 
     async def resource(self, resource_id: str) -> answers.ResourceAnswer:
@@ -196,7 +196,7 @@ class Client(Caller):
         self, prefix: str | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> answers.ResourcesAnswer:
         """Get a page of the declared resources."""
-        query = words.query(requests.ResourcesQuery, prefix=prefix, limit=limit, cursor=cursor)
+        query = words.query(queries.ResourcesQuery, prefix=prefix, limit=limit, cursor=cursor)
         return await self._get("/v1/resources", answers.ResourcesAnswer, query)
 
     # --- events
@@ -213,7 +213,7 @@ class Client(Caller):
 
         Raises CursorExpiredError once events after it are gone.
         """
-        query = words.query(requests.EventsQuery, after=after, type=type, hold_id=hold_id, limit=limit)
+        query = words.query(queries.EventsQuery, after=after, type=type, hold_id=hold_id, limit=limit)
         return await self._get("/v1/events", answers.EventsAnswer, query)
 
     async def follow(
@@ -246,12 +246,12 @@ class Client(Caller):
 
     async def pause(self, loop: LoopName, *, reason: str) -> answers.LoopAnswer:
         """Pause a loop in the whole fleet."""
-        body = words.body(requests.PauseBody, reason=reason)
+        body = words.body(bodies.PauseBody, reason=reason)
         return await self._post(words.path("/v1/loops", loop) + "/pause", body, answers.LoopAnswer)
 
     async def resume(self, loop: LoopName, *, reason: str | None = None) -> answers.LoopAnswer:
         """Let a paused loop run again."""
-        body = words.body(requests.ResumeBody, **words.given(reason=reason))
+        body = words.body(bodies.ResumeBody, **words.given(reason=reason))
         return await self._post(words.path("/v1/loops", loop) + "/resume", body, answers.LoopAnswer)
 
     async def create_key(
@@ -267,7 +267,7 @@ class Client(Caller):
         It is in this answer only. `key` is None after a lost answer (`replayed`): revoke it and make another.
         """
         fields = words.given(scopes=scopes and list(scopes), name=name)
-        body = words.body(requests.KeyBody, tenant_id=tenant_id, **fields)
+        body = words.body(bodies.KeyBody, tenant_id=tenant_id, **fields)
         return await self._post("/v1/keys", body, answers.MadeKeyAnswer, idempotency_key)
 
     async def keys(self, tenant_id: str | None = None) -> AsyncGenerator[answers.KeyAnswer, None]:
@@ -280,7 +280,7 @@ class Client(Caller):
         self, tenant_id: str | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> answers.KeysAnswer:
         """Get a page of the API keys."""
-        query = words.query(requests.KeysQuery, tenant_id=tenant_id, limit=limit, cursor=cursor)
+        query = words.query(queries.KeysQuery, tenant_id=tenant_id, limit=limit, cursor=cursor)
         return await self._get("/v1/keys", answers.KeysAnswer, query)
 
     async def revoke_key(self, key_id: str) -> None:

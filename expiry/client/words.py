@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from expiry.wanted import NUL_IN_JSON, TEXT_MAX, Item, Wanted
 from expiry.wire.explain import explained
 from expiry.wire.problems import InvalidError
-from expiry.wire.requests import Query
+from expiry.wire.queries import Query
 from expiry.wire.times import rfc3339
 
 

@@ -18,8 +18,9 @@ from pydantic import SecretStr
 from expiry.client import Client, Item, Wanted, words
 from expiry.errors import SetupError
 from expiry.wanted import TTL_S_MAX
+from expiry.wire.bodies import PlaceBody, RenewBody
 from expiry.wire.problems import InvalidError
-from expiry.wire.requests import HoldsQuery, PlaceBody, RenewBody
+from expiry.wire.queries import HoldsQuery
 
 NOBODY = "http://127.0.0.1:1"  # asked, it would be an UnavailableError
 PROGRAM = """
