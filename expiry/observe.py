@@ -41,7 +41,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM holds h WHERE {IN_REACH}
        (SELECT count(*) FROM (SELECT FROM holds h WHERE h.state = 'held' AND h.next_attempt_at IS NOT NULL
                                LIMIT $1) b) AS backed_off,
        (SELECT count(*) FROM (SELECT FROM dead_letters l WHERE l.state = 'open' LIMIT $1) l) AS dead,
-       extract(epoch FROM clock_timestamp())::double precision * 1000 AS now_ms,
+       extract(epoch FROM statement_timestamp())::double precision * 1000 AS now_ms,
        f.xid::text::bigint AS feed_xid, f.next::text::bigint AS next_xid
   FROM expiry_feed_end() f
 """
