@@ -41,24 +41,20 @@ SELECT d.generation, d.reason, d.attempts, d.first_error, d.last_error, d.first_
 
 async def read(conn: Conn, hold_id: UUID, *, tenant_id: str) -> tuple[Hold, list[Entry]]:
     """Answer the hold and its steps, oldest first, at most ENTRIES_MAX. Raises HoldNotFoundError."""
-    hold = await holds.get(conn, hold_id, tenant_id=tenant_id)
-    entries: list[Entry] = []
-    for row in await conn.fetch(HISTORY, hold_id, tenant_id, ENTRIES_MAX):
-        entries += _of_event(row)
-    for row in await conn.fetch(FAILURES, hold_id, ENTRIES_MAX):
-        entries += _of_failures(row)
+    async with conn.transaction(isolation="repeatable_read", readonly=True):  # the hold as its steps left it
+        hold = await holds.get(conn, hold_id, tenant_id=tenant_id)
+        events = await conn.fetch(HISTORY, hold_id, tenant_id, ENTRIES_MAX)
+        failures = await conn.fetch(FAILURES, hold_id, ENTRIES_MAX)
+    entries = [entry for row in events for entry in _of_event(row)]
+    entries += [entry for row in failures for entry in _of_failures(row)]
     return hold, sorted(entries, key=lambda e: (e.at, e.generation))[-ENTRIES_MAX:]
 
 
 def _of_event(row: asyncpg.Record) -> list[Entry]:
     """Read an event; an expiry that the queue brought about was preceded by its wake-up."""
     data = data_of(row["data"])
-    what, at, generation, by = (
-        row["type"].removeprefix("hold."),
-        row["occurred_at"],
-        row["generation"],
-        data["by"],
-    )
+    what, at = row["type"].removeprefix("hold."), row["occurred_at"]
+    generation, by = row["generation"], data["by"]
     detail = {name: data[name] for name in ("expires_at", "reason") if data.get(name) is not None}
     if what != "expired":
         return [Entry(at, what, generation, by, detail)]
@@ -70,16 +66,10 @@ def _of_event(row: asyncpg.Record) -> list[Entry]:
 
 def _of_failures(row: asyncpg.Record) -> list[Entry]:
     """Read what is kept of failed attempts: the first and the last."""
-    first = Entry(
-        row["first_failed_at"], "failed", row["generation"], None, {"attempt": 1, "error": row["first_error"]}
-    )
-    if row["attempts"] == 1:
-        first.detail.update(reason=row["reason"], dead_letter=row["state"])
-        return [first]
-    detail = {
-        "attempt": row["attempts"],
-        "error": row["last_error"],
-        "reason": row["reason"],
-        "dead_letter": row["state"],
-    }
-    return [first, Entry(row["last_failed_at"], "failed", row["generation"], None, detail)]
+
+    def failed(at: datetime, attempt: int, error: str, **more: str) -> Entry:
+        return Entry(at, "failed", row["generation"], None, {"attempt": attempt, "error": error, **more})
+
+    known = {"reason": row["reason"], "dead_letter": row["state"]}
+    last = failed(row["last_failed_at"], row["attempts"], row["last_error"], **known)
+    return [last] if row["attempts"] == 1 else [failed(row["first_failed_at"], 1, row["first_error"]), last]

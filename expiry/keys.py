@@ -10,6 +10,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -152,12 +153,10 @@ class KeyRing:
         if principal is not None:
             return principal
         lock = self._asking.setdefault(digest, asyncio.Lock())
-        async with lock:
+        async with asyncio.timeout(ACQUIRE_S_MAX) as waiting, lock:
             if principal := self._remembered(digest):
                 return principal
-            if digest in self._known:
-                return await self._ask(digest)
-            async with asyncio.timeout(ACQUIRE_S_MAX) as waiting, self._strangers:
+            async with nullcontext() if digest in self._known else self._strangers:
                 waiting.reschedule(None)
                 return await self._ask(digest)
 

@@ -7,23 +7,26 @@ nothing. Where filters beside the indexed one leave few rows, a page may be shor
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from uuid import UUID
+
+from pydantic import AwareDatetime, Field
 
 from expiry.errors import OutOfRangeError
 from expiry.holds import Conn, Hold, columns, from_row
 
 SCAN_MAX = 1000  # rows that one page looks at for those it wants
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a page ended: deadline and id of the last hold that was looked at."""
 
-    expires_at: datetime
+    expires_at: Annotated[AwareDatetime, Field(ge=EPOCH)]
     id: UUID
 
 
-FIRST = Place(datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+FIRST = Position(EPOCH, UUID(int=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class Page:
     """Holds in order, and where the next page starts, if there is one."""
 
     holds: Sequence[Hold]
-    next: Place | None
+    next: Position | None
 
 
 # Index: holds_by_external_ref.
@@ -108,9 +111,11 @@ SELECT {columns("h.")} FROM (
 """
 
 
-async def read(conn: Conn, which: Filter, *, tenant_id: str, after: Place = FIRST, limit: int = 50) -> Page:
+async def read(
+    conn: Conn, which: Filter, *, tenant_id: str, after: Position = FIRST, limit: int = 50
+) -> Page:
     """Answer holds that match, after a place. Raises OutOfRangeError for ended ones without external_ref."""
-    # Beside these indexes nothing filters, so every row that is looked at is one that is wanted.
+    # Only lists by reference or holder have filters that their index does not serve: those look at more rows.
     by_id = which.external_ref is not None or which.holder is not None
     alone = which in (Filter(external_ref=which.external_ref), Filter(holder=which.holder))
     scan = limit + 1 if alone or not by_id else max(limit + 1, SCAN_MAX)
@@ -140,5 +145,5 @@ def _page(seen: Sequence[Hold], which: Filter, limit: int, *, more: bool) -> Pag
         if which.matches(hold):
             found.append(hold)
         if len(found) == limit and (more or number < len(seen)):
-            return Page(found, Place(hold.expires_at, hold.id))
-    return Page(found, Place(seen[-1].expires_at, seen[-1].id) if more else None)
+            return Page(found, Position(hold.expires_at, hold.id))
+    return Page(found, Position(seen[-1].expires_at, seen[-1].id) if more else None)

@@ -8,8 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
+
+from pydantic import Field
 
 from expiry.holds import Conn
 from expiry.wire.times import rfc3339
@@ -19,15 +21,18 @@ SCAN_MAX = 5000  # rows that one page looks at for those it wants
 _AFTER = {"hold.placed": 0, "hold.renewed": 0, "hold.returned": 2}
 
 
-class Place(NamedTuple):
-    """A place in the log: epoch of the server, transaction, and number."""
-
-    epoch: int
-    xid: int
-    id: int
+Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-OLDEST = Place(0, 0, 0)  # before the oldest event that is kept
+class Position(NamedTuple):
+    """A position in the log: epoch of the server, transaction, and number."""
+
+    epoch: Number
+    xid: Number
+    id: Number
+
+
+OLDEST = Position(0, 0, 0)  # before the oldest event that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Page:
     """Events in order, and where to go on. `expired`: events after the place that was asked for are gone."""
 
     events: Sequence[Event]
-    next: Place
+    next: Position
     more: bool
     expired: bool
     read_at: datetime
@@ -68,7 +73,7 @@ async def read(
     conn: Conn,
     *,
     tenant_id: str,
-    after: Place = OLDEST,
+    after: Position = OLDEST,
     type_: str | None = None,
     hold_id: UUID | None = None,
     limit: int = 100,
@@ -84,7 +89,7 @@ async def read(
             Event(r["key"], r["type"], r["hold_id"], r["generation"], r["occurred_at"], data_of(r["data"]))
             for r in rows
         ],
-        next=after if expired else Place(last["epoch"], int(last["xid"]), last["id"]),
+        next=after if expired else Position(last["epoch"], int(last["xid"]), last["id"]),
         more=last["type"] == "more",
         expired=expired,
         read_at=last["occurred_at"],
@@ -105,8 +110,8 @@ def data_of(text: str) -> dict[str, Any]:
 END = "SELECT epoch, xid::text AS xid FROM expiry_feed_end()"
 
 
-async def end(conn: Conn) -> Place:
+async def end(conn: Conn) -> Position:
     """Answer where the feed ends now; what comes later is read after it."""
     row = await conn.fetchrow(END)
     assert row is not None  # noqa: S101 - a function with OUT parameters answers one row
-    return Place(row["epoch"], int(row["xid"]), 0)
+    return Position(row["epoch"], int(row["xid"]), 0)

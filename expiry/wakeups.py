@@ -5,6 +5,7 @@ the database's clock, rounded up. Every operation is one Lua call (ARQ's own cos
 hide errors). Losing any of it costs punctuality, never a hold: the sweep finds what the queue forgot.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ JOB_NAME = "expire"
 BODY = json.dumps({"f": JOB_NAME}, separators=(",", ":")).encode()  # the id alone carries all we need
 BODY_OUTLIVES_MS = 86_400_000  # as in arq
 REDIS_AWAY = (RedisError, OSError, TimeoutError)  # what a call to Redis raises when it cannot be made
+CHARGE_S_MAX = 0.2  # a request that reclaimed waits no longer for its debt to be noted
 BULK_MAX = 1000  # wake-ups in one call: a few ms of Redis's only thread
 
 ENQUEUED = Counter("expiry_wakeups_enqueued", "Wake-ups handed to Redis.", ["result"])
@@ -282,10 +284,16 @@ async def after_commit(
     if wakeups is not None and holds:
         await wakeups.enqueue(holds)
     if bucket is not None and reclaimed:
-        try:
+        await charge(bucket, reclaimed)
+
+
+async def charge(bucket: Bucket, reclaimed: int) -> None:
+    """Charge what `place` reclaimed as debt; never raises for a store, nor waits long for it."""
+    try:
+        async with asyncio.timeout(CHARGE_S_MAX):
             await bucket.charge(reclaimed)
-        except BucketUnavailable as error:
-            log.warning("debt.lost", permits=reclaimed, reason=repr(error.__cause__))
+    except (BucketUnavailable, TimeoutError) as error:
+        log.warning("debt.lost", permits=reclaimed, reason=repr(error.__cause__ or error))
 
 
 def _lua(name: str) -> str:

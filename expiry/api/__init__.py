@@ -1,7 +1,7 @@
 """The HTTP interface of the hold service, as an aiohttp application.
 
-A request passes metrics, problems and auth (middlewares, in that order), is read into one of `models`,
-and becomes one call of `expiry.holds` on a pooled connection.
+A request passes the middlewares metrics and problems. Its `Operation` checks the key, reads the body or the query into
+a model of `expiry.wire`, and calls the handler, which works on a pooled connection.
 """
 
 from expiry.api.app import make_app, make_health_app

@@ -6,7 +6,7 @@ from functools import cache
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, body, docs, events, health, holds, keys, metrics, openapi, operations, resources
+from expiry.api import batch, body, docs, events, health, holds, keys, metrics, openapi, platform, resources
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes
@@ -26,7 +26,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *resources.operations,
     *events.operations,
     *keys.operations,
-    *operations.operations,
+    *platform.operations,
 )
 
 

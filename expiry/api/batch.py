@@ -9,7 +9,7 @@ from aiohttp import web
 
 from expiry import errors, holds, idempotency
 from expiry.api.database import run
-from expiry.api.documents import REPLAYED, as_of, as_stored, shown
+from expiry.api.documents import REPLAYED, again, as_of, as_stored, shown
 from expiry.api.holds import place_now
 from expiry.api.once import hash_of, once
 from expiry.api.operation import Call, Operations, answer
@@ -19,8 +19,7 @@ from expiry.holds import Conn, Placement
 from expiry.wanted import Wanted
 from expiry.wire.answers import BatchAnswer
 from expiry.wire.bodies import BATCH_MAX, BatchBody, ReleaseBatchBody
-from expiry.wire.problems import NotPlacedError
-from expiry.wire.times import rfc3339
+from expiry.wire.problems import COME_AGAIN, NotPlacedError
 
 TAKES_S_MAX = 20.0  # of one request; what it has not come to by then is told to come again
 
@@ -52,7 +51,8 @@ async def place(call: Call, asked: BatchBody) -> web.Response:
     lost connection, say, answers what was placed and tries the others again.
     """
     call.app[QUOTA].take(call.principal.key_id, len(asked.holds) - 1, owed=True)
-    key = call.key or ""
+    assert call.key is not None  # noqa: S101 - the operation requires it
+    key = call.key
     wanted = [one.wanted() for one in asked.holds]
     body_hash = hash_of(call)
     await _check_key(call, "batch")
@@ -82,9 +82,7 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
 
         key = None if call.key is None else _item_key(call.key, index)
         document, replayed_at = await once(call, "release-batch", work, key=key)
-        if replayed_at is not None:
-            document["server_time"] = rfc3339(replayed_at)
-        return Done(HTTPStatus.OK, as_of(document), replayed_at is not None)
+        return Done(HTTPStatus.OK, as_of(again(document, replayed_at)), replayed_at is not None)
 
     return await _each(call, len(asked.ids), release_one)
 
@@ -117,9 +115,11 @@ async def _all_or_none(call: Call, wanted: list[Wanted]) -> web.Response:
     """Place all of them; what refuses one of them is its result, what refuses them all is raised."""
     try:
         placement = await place_now(call, wanted, route="batch", body_hash=hash_of(call))
+    except (*COME_AGAIN, errors.KeyReusedError):
+        raise  # it is not about one of them
     except errors.ExpiryError as error:
         index = 0 if len(wanted) == 1 else error.facts.pop("index", None)
-        if not isinstance(index, int):  # it is not about one of them: busy, the key, the whole of it
+        if not isinstance(index, int):  # nor is this
             raise
         refused: list[Done | errors.ExpiryError] = [NotPlacedError() for _ in wanted]
         refused[index] = error

@@ -1,6 +1,7 @@
 """Holds as documents, and as answers."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -47,6 +48,11 @@ def as_of(document: dict[str, Any], *, replayed: bool = False) -> dict[str, Any]
         if left_s <= 0 and not replayed:
             document["state"] = "expired"
     return document
+
+
+def again(document: dict[str, Any], replayed_at: datetime | None) -> dict[str, Any]:
+    """Set the clock of a document that is answered again; None: it is answered for the first time."""
+    return document if replayed_at is None else document | {"server_time": rfc3339(replayed_at)}
 
 
 def shown(hold: Hold, *, replayed: bool = False) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from expiry.wire.times import rfc3339
 
 operations = Operations("events")
 
-_PLACES = TypeAdapter(outbox.Place)
+_POSITIONS: TypeAdapter[outbox.Position] = TypeAdapter(outbox.Position)
 
 
 @operations.add(
@@ -30,7 +30,7 @@ async def list_(call: Call, asked: EventsQuery) -> web.Response:
     `sequence` counts up for each hold. A cursor older than the retention answers 410.
     """
     tenant_id = call.tenant_id
-    after = outbox.OLDEST if asked.after is None else cursor.read(asked.after, _PLACES, asked)
+    after = outbox.OLDEST if asked.after is None else cursor.read(asked.after, _POSITIONS, asked)
     page = await run(
         call.app[POOL],
         lambda conn: outbox.read(
@@ -53,7 +53,7 @@ async def list_(call: Call, asked: EventsQuery) -> web.Response:
                 }
                 for event in page.events
             ],
-            "next_cursor": cursor.write(page.next, _PLACES, asked),
+            "next_cursor": cursor.write(page.next, _POSITIONS, asked),
             "more": page.more,
             "server_time": rfc3339(page.read_at),
         }

@@ -13,13 +13,13 @@ from pydantic import TypeAdapter
 from expiry import errors, history, holds, listing
 from expiry.api import body, cursor
 from expiry.api.database import run
-from expiry.api.documents import answer_hold, as_stored, shown
+from expiry.api.documents import again, answer_hold, as_stored, shown
 from expiry.api.once import once
 from expiry.api.operation import Call, Operations, answer
 from expiry.api.state import BUCKET, HINTS, LANES, POOL, WAKEUPS
 from expiry.expire import Wake
 from expiry.holds import Conn, Hold, Placement
-from expiry.wakeups import REDIS_AWAY, after_commit
+from expiry.wakeups import REDIS_AWAY, charge
 from expiry.wanted import Wanted
 from expiry.wire.answers import HistoryAnswer, HoldAnswer, HoldsAnswer
 from expiry.wire.bodies import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
@@ -32,7 +32,7 @@ QUEUE_S_MAX = 0.5  # wait for Redis
 operations = Operations("holds")
 log = structlog.get_logger()
 
-_PLACES = TypeAdapter(listing.Place)
+_POSITIONS = TypeAdapter(listing.Position)
 _VERB_REFUSES = (
     errors.HoldNotFoundError,
     errors.AlreadyEndedError,
@@ -91,7 +91,9 @@ async def place_now(
         placement = await run(call.app[POOL], work)
     # After a replay too: the first attempt may have died between its commit and the wake-up.
     await call.app[HINTS].enqueue(placement.holds)
-    await after_commit([], placement.reclaimed, None, call.app[BUCKET])
+    bucket = call.app[BUCKET]
+    if placement.reclaimed and bucket is not None:
+        await charge(bucket, placement.reclaimed)
     return placement
 
 
@@ -105,7 +107,7 @@ async def list_(call: Call, asked: HoldsQuery) -> web.Response:
     """
     tenant_id = call.tenant_id
     which = listing.Filter(**asked.model_dump(exclude={"limit", "cursor"}))
-    after = listing.FIRST if asked.cursor is None else cursor.read(asked.cursor, _PLACES, asked)
+    after = listing.FIRST if asked.cursor is None else cursor.read(asked.cursor, _POSITIONS, asked)
     try:
         page = await run(
             call.app[POOL],
@@ -116,7 +118,7 @@ async def list_(call: Call, asked: HoldsQuery) -> web.Response:
     return answer(
         {
             "holds": [shown(hold) for hold in page.holds],
-            "next_cursor": None if page.next is None else cursor.write(page.next, _PLACES, asked),
+            "next_cursor": None if page.next is None else cursor.write(page.next, _POSITIONS, asked),
         }
     )
 
@@ -270,6 +272,4 @@ async def _change(
         )
 
     document, replayed_at = await once(call, f"{verb}/{id_}", change, condition=generation)
-    if replayed_at is not None:
-        document["server_time"] = rfc3339(replayed_at)
-    return answer_hold(document, replayed=replayed_at is not None)
+    return answer_hold(again(document, replayed_at), replayed=replayed_at is not None)

@@ -2,12 +2,12 @@
 
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import TypeAdapter
+from pydantic import AwareDatetime, Field, TypeAdapter
 
-from expiry import errors, keys
+from expiry import errors, keys, listing
 from expiry.api import cursor
 from expiry.api.database import run
 from expiry.api.documents import REPLAYED
@@ -22,7 +22,9 @@ from expiry.wire.times import rfc3339, rfc3339_or_none
 
 operations = Operations("keys")
 
-_PLACES: TypeAdapter[tuple[datetime, str]] = TypeAdapter(tuple[datetime, str])
+_POSITIONS: TypeAdapter[tuple[datetime, str]] = TypeAdapter(
+    tuple[Annotated[AwareDatetime, Field(ge=listing.EPOCH)], Annotated[str, Field(pattern="^[0-9a-f]*$")]]
+)
 
 
 @operations.add(
@@ -43,8 +45,9 @@ async def create(call: Call, asked: KeyBody) -> web.Response:
     scopes = asked.scopes or (["platform"] if asked.tenant_id is None else ["holds", "read", "operate"])
 
     async def work(conn: Conn) -> dict[str, Any]:
-        made[:] = [await keys.create(conn, tenant_id=asked.tenant_id, scopes=scopes, name=asked.name)]
-        return _document(await keys.get(conn, keys.key_id(made[0])))
+        async with conn.transaction():  # a key that nobody has seen must not be left
+            made[:] = [await keys.create(conn, tenant_id=asked.tenant_id, scopes=scopes, name=asked.name)]
+            return _document(await keys.get(conn, keys.key_id(made[0])))
 
     document, replayed_at = await once(call, "keys", work)
     replayed = replayed_at is not None
@@ -58,7 +61,7 @@ async def create(call: Call, asked: KeyBody) -> web.Response:
 @operations.add("GET", "/v1/keys", scope="platform", takes=KeysQuery, answers=KeysAnswer)
 async def list_(call: Call, asked: KeysQuery) -> web.Response:
     """List API keys, oldest first, revoked ones too; never the keys themselves."""
-    after = keys.FIRST if asked.cursor is None else cursor.read(asked.cursor, _PLACES, asked)
+    after = keys.FIRST if asked.cursor is None else cursor.read(asked.cursor, _POSITIONS, asked)
     found = await run(
         call.app[POOL],
         lambda conn: keys.list_(conn, tenant_id=asked.tenant_id, after=after, limit=asked.limit + 1),
@@ -68,7 +71,7 @@ async def list_(call: Call, asked: KeysQuery) -> web.Response:
     return answer(
         {
             "keys": [_document(one) for one in page],
-            "next_cursor": None if last is None else cursor.write(last, _PLACES, asked),
+            "next_cursor": None if last is None else cursor.write(last, _POSITIONS, asked),
         }
     )
 

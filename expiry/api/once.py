@@ -1,8 +1,10 @@
 """Work on a connection, done once per Idempotency-Key if the request has one."""
 
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from expiry import idempotency
@@ -40,5 +42,11 @@ async def once(
 
 
 def hash_of(call: Call, condition: int | None = None) -> bytes:
-    """Tell apart what is asked with one key."""
-    return hashlib.sha256(call.body_hash + str(condition).encode()).digest()
+    """Tell apart what is asked with one key, however it was written and wherever its condition stood."""
+    wanted = call.asked.model_dump(exclude={"generation"}, exclude_defaults=True)
+    text = json.dumps([wanted, condition], sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _plain(value: object) -> str:
+    return str(value.normalize() if isinstance(value, Decimal) else value)

@@ -33,7 +33,7 @@ _ANYBODY: Refusals = (
     errors.UnavailableError,
 )
 _READ: Refusals = (problems.MalformedError, problems.InvalidError)
-_COME_AGAIN = {"key_in_progress", "quota", "busy", "unavailable", "not_ready"}
+_COME_AGAIN = {error.code for error in problems.COME_AGAIN}
 
 
 class _Writer:
@@ -80,7 +80,7 @@ class _Writer:
             headers["ETag"] = vocabulary.ETAG
             if operation.status == HTTPStatus.CREATED:
                 headers["Location"] = vocabulary.LOCATION
-        if operation.key is not None:
+        if operation.takes_key:
             headers["Idempotent-Replayed"] = vocabulary.REPLAYED
         return done | ({"headers": headers} if headers else {})
 
@@ -180,8 +180,8 @@ def _parameters(operation: Operation) -> list[Json]:
     found = [p | {"in": "path", "required": True} for path, p in in_path if path in operation.path]
     if issubclass(operation.takes, Query):
         found += _query(operation.takes)
-    if operation.key is not None:
-        found.append(vocabulary.IDEMPOTENCY_KEY | {"required": operation.key == "required"})
+    if operation.takes_key:
+        found.append(vocabulary.IDEMPOTENCY_KEY | {"required": operation.key_required})
     if operation.conditional:
         found.append(vocabulary.IF_MATCH)
     return found
@@ -224,7 +224,7 @@ def _example(schema: Json, schemas: Json) -> Any:  # noqa: ANN401 - JSON
 def _codes(operation: Operation, others: Iterable[Operation]) -> dict[str, tuple[HTTPStatus, str]]:
     """Say how it may refuse: as anybody does, for what it reads, and for what it is."""
     found = [*_ANYBODY, *operation.refuses]
-    if operation.takes.model_fields or operation.key is not None or "{resource_id}" in operation.path:
+    if operation.takes.model_fields or operation.takes_key or "{resource_id}" in operation.path:
         found += _READ
     else:
         found += _READ[1:]  # a parameter that it does not know
@@ -232,9 +232,9 @@ def _codes(operation: Operation, others: Iterable[Operation]) -> dict[str, tuple
     if not issubclass(operation.takes, Query):
         found.append(problems.NotJSONError)
         by_aiohttp += ["request_timeout", "too_large"]
-    if operation.key == "required":
+    if operation.key_required:
         found.append(problems.KeyMissingError)
-    if operation.key is not None:
+    if operation.takes_key:
         found += [errors.KeyInProgressError, errors.KeyReusedError]
     if _shadowed(operation, others):
         by_aiohttp.append("method_not_allowed")

@@ -22,7 +22,6 @@ from expiry.wire.queries import Query
 
 M = TypeVar("M", bound=BaseModel)
 Method: TypeAlias = Literal["GET", "PUT", "POST", "DELETE"]
-KeyUse: TypeAlias = Literal["required", "optional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,8 @@ class Call:
 
     request: web.Request
     principal: Principal
+    asked: BaseModel  # the body or the query
     key: str | None = None  # the Idempotency-Key
-    body_hash: bytes = b""
 
     @property
     def app(self) -> web.Application:
@@ -63,21 +62,25 @@ class Operation:
     takes: type[BaseModel]  # a Query for GET and DELETE, otherwise the body
     answers: type[BaseModel] | None
     status: HTTPStatus
-    key: KeyUse | None  # of the Idempotency-Key; every POST takes one
+    key_required: bool  # an Idempotency-Key; every POST takes one
     conditional: bool  # If-Match
     refuses: tuple[type[ExpiryError], ...]  # beside what any operation may refuse
     work: Callable[[Call, Any], Awaitable[web.Response]]
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether it takes an Idempotency-Key."""
+        return self.method == "POST"
 
     async def handle(self, request: web.Request) -> web.Response:
         """Let the request through, read it, and do the work."""
         principal = await auth.authorize(request, self.scope)
         if issubclass(self.takes, Query):
-            return await self.work(Call(request, principal), body.read_query(request, self.takes))
-        key = None
-        if self.key is not None:
-            key = body.idempotency_key(request, required=self.key == "required")
-        asked, body_hash = await body.read(request, self.takes)
-        return await self.work(Call(request, principal, key, body_hash), asked)
+            query = body.read_query(request, self.takes)
+            return await self.work(Call(request, principal, query), query)
+        key = body.idempotency_key(request, required=self.key_required) if self.takes_key else None
+        asked = await body.read(request, self.takes)
+        return await self.work(Call(request, principal, asked, key), asked)
 
 
 class Operations:
@@ -116,7 +119,7 @@ class Operations:
                 takes=takes,
                 answers=answers,
                 status=status,
-                key=("required" if key_required else "optional") if method == "POST" else None,
+                key_required=key_required,
                 conditional=conditional,
                 refuses=refuses,
                 work=work,

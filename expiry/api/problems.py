@@ -13,26 +13,16 @@ from aiohttp.typedefs import Handler
 
 from expiry import errors
 from expiry.wire.problems import (
+    COME_AGAIN,
     RETRY_AFTER_S,
     TYPE,
     MalformedError,
-    NotReadyError,
-    QuotaError,
     UnauthenticatedError,
     status_of,
 )
 from expiry.wire.times import rfc3339
 
 log = structlog.get_logger()
-
-_COME_AGAIN = {"Retry-After": str(RETRY_AFTER_S)}
-_HEADERS: dict[type[errors.ExpiryError], Mapping[str, str]] = {
-    UnauthenticatedError: {"WWW-Authenticate": 'Bearer realm="expiry"'},
-    errors.KeyInProgressError: _COME_AGAIN,
-    errors.BusyError: _COME_AGAIN,
-    errors.UnavailableError: _COME_AGAIN,
-    NotReadyError: _COME_AGAIN,
-}
 
 # What aiohttp itself refuses; its other statuses are named by their phrase.
 _HTTP_CODES = {
@@ -110,9 +100,11 @@ def _response(document: Mapping[str, Any], headers: Mapping[str, str]) -> web.Re
 
 
 def _refused(request: web.Request, error: errors.ExpiryError) -> web.Response:
-    headers = _HEADERS.get(type(error), {})
-    if isinstance(error, QuotaError):
-        headers = {"Retry-After": str(error.facts["retry_after_s"])}
+    headers = {}
+    if isinstance(error, COME_AGAIN):
+        headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
+    elif isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = 'Bearer realm="expiry"'
     return _response(refusal(error, request.rel_url.raw_path), headers)
 
 

@@ -16,7 +16,7 @@ WAIT_S_MAX = 2.0  # for one store
 REUSE_S = 1.0  # one result serves all probes within
 REDIS_KEY_MS = 10_000
 
-# A write that a standby or a full disk refuses, and that changes nothing; HOT, so it leaves no bloat.
+# A write that a standby or a full disk refuses, and that changes nothing; HOT, so it leaves little bloat.
 WRITE = "UPDATE expiry_schema SET version = version RETURNING version"
 
 log = structlog.get_logger()

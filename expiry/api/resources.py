@@ -1,9 +1,10 @@
 """/v1/resources: declare a capacity, look at the counters."""
 
 from dataclasses import asdict
+from typing import Annotated
 
 from aiohttp import web
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from expiry import errors, resources
 from expiry.api import body, cursor
@@ -12,13 +13,15 @@ from expiry.api.operation import Call, Operations, answer
 from expiry.api.state import LANES, POOL
 from expiry.holds import Conn
 from expiry.resources import Resource
+from expiry.wanted import TEXT_MAX
 from expiry.wire.answers import ResourceAnswer, ResourcesAnswer
 from expiry.wire.bodies import ResourceBody
+from expiry.wire.fields import NO_NUL
 from expiry.wire.queries import NoQuery, ResourcesQuery
 
 operations = Operations("resources")
 
-_IDS = TypeAdapter(str)
+_IDS: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(max_length=TEXT_MAX, pattern=NO_NUL)])
 
 
 @operations.add(

@@ -11,5 +11,23 @@ from expiry.client.client import Client
 from expiry.client.refusals import as_error
 from expiry.client.transport import Attempt
 from expiry.wanted import Item, Wanted
+from expiry.wire.problems import (
+    CursorExpiredError,
+    ForbiddenError,
+    InvalidError,
+    QuotaError,
+    UnauthenticatedError,
+)
 
-__all__ = ["Attempt", "Client", "Item", "Wanted", "as_error"]
+__all__ = [
+    "Attempt",
+    "Client",
+    "CursorExpiredError",
+    "ForbiddenError",
+    "InvalidError",
+    "Item",
+    "QuotaError",
+    "UnauthenticatedError",
+    "Wanted",
+    "as_error",
+]

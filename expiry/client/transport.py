@@ -16,13 +16,15 @@ from pydantic import SecretStr, ValidationError
 from yarl import URL
 
 from expiry.client.refusals import refusal
-from expiry.errors import ExpiryError, KeyInProgressError, SetupError, UnavailableError
+from expiry.errors import ExpiryError, SetupError, UnavailableError
 from expiry.wire.answers import Answer
+from expiry.wire.problems import COME_AGAIN
 
 A = TypeVar("A", bound=Answer)
 
 RETRY_S = 0.1  # wait before the second attempt; doubles with each, with jitter
 RETRY_S_MAX = 3.0
+LEAST_S = 0.001  # of a timeout: aiohttp takes 0 for none at all
 
 _COME_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -91,7 +93,8 @@ class Transport:
         """
         until_s = self.clock() + self.total_s_max + request.longer_s
         for number in itertools.count(1):
-            timeout_s = min(self.timeout_s + request.longer_s, until_s - self.clock())
+            left_s = max(until_s - self.clock(), LEAST_S)
+            timeout_s = min(self.timeout_s + request.longer_s, left_s)
             came = await self._attempt(request, answers, number, timeout_s)
             if not isinstance(came, Refused):
                 return came
@@ -151,7 +154,7 @@ class Transport:
                 ExpiryError(f"{self.base_url} answers {status}, and not as this API does."), again=False
             )
         error = refusal(problem)
-        again = status in _COME_AGAIN or isinstance(error, KeyInProgressError)
+        again = status in _COME_AGAIN or isinstance(error, COME_AGAIN)
         return Refused(error, again, _retry_after_s(headers))
 
     def _lost(self, reason: str) -> Refused:

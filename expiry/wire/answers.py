@@ -291,7 +291,7 @@ class OverviewAnswer(Answer):
     window_started_at: datetime = Field(examples=[_NOW])
     due: int = Field(examples=[0])
     backed_off: int = Field(description="Due and waiting after failures of their own.", examples=[0])
-    count_max: int = Field(description="No count goes beyond this.", examples=[10_000])
+    count_max: int = Field(description="No count goes beyond this.", examples=[100_000])
     oldest_due_age_s: DueAge
     queue_depth: int | None = Field(examples=[42])
     dead_letters_open: int = Field(examples=[0])

@@ -33,12 +33,6 @@ class ForbiddenError(errors.ExpiryError):
     code = "forbidden"
 
 
-class NothingHereError(errors.ExpiryError):
-    """There is nothing at this path."""
-
-    code = "not_found"
-
-
 class CursorExpiredError(errors.ExpiryError):
     """Events after this cursor are gone; read the holds as they are now, then follow from the newest event."""
 
@@ -90,7 +84,6 @@ PROBLEMS: Mapping[type[errors.ExpiryError], tuple[HTTPStatus, str]] = {
     UnauthenticatedError: (HTTPStatus.UNAUTHORIZED, "No valid API key"),
     ForbiddenError: (HTTPStatus.FORBIDDEN, "Not allowed with this API key"),
     errors.HoldNotFoundError: (HTTPStatus.NOT_FOUND, "Not found"),
-    NothingHereError: (HTTPStatus.NOT_FOUND, "Not found"),
     errors.AlreadyEndedError: (HTTPStatus.CONFLICT, "Already ended"),
     errors.NotConfirmedError: (HTTPStatus.CONFLICT, "Not confirmed"),
     errors.LimitReachedError: (HTTPStatus.CONFLICT, "Renewal limit reached"),
@@ -110,6 +103,9 @@ PROBLEMS: Mapping[type[errors.ExpiryError], tuple[HTTPStatus, str]] = {
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "Not ready"),
     errors.ExpiryError: (HTTPStatus.CONFLICT, "Refused"),  # what has no entry of its own
 }
+
+# Asking again a little later may help: answered with Retry-After, and asked again by the client.
+COME_AGAIN = (errors.KeyInProgressError, QuotaError, errors.BusyError, errors.UnavailableError, NotReadyError)
 
 
 def status_of(error: type[errors.ExpiryError]) -> tuple[HTTPStatus, str]:

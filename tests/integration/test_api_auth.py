@@ -233,3 +233,15 @@ async def test_use_is_noted_at_most_once_a_minute(pool: asyncpg.Pool[asyncpg.Rec
     now_s = 120.0
     await ring.verify(key)
     assert await pool.fetchval("SELECT last_used_at FROM api_keys") > first
+
+
+async def test_who_asks_for_a_key_waits_once_for_a_busy_database(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests with one key give up together, not one after the other."""
+    monkeypatch.setattr(keys, "ACQUIRE_S_MAX", 0.2)
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool, pool.acquire():
+        ring = keys.KeyRing(pool)
+        async with asyncio.timeout(2):
+            found = await asyncio.gather(*(ring.verify("k") for _ in range(20)), return_exceptions=True)
+    assert {type(each) for each in found} == {TimeoutError}

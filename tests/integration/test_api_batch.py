@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from expiry.api import batch, holds
+from expiry.holds import Conn
 from tests import scene
 from tests.api_client import OTHER_TENANT, Api, problem, read
 from tests.scene import Pool
@@ -207,6 +208,15 @@ async def test_duplicates_at_the_same_time(api: Api, pool: Pool) -> None:
         for result in await results(answer):
             assert result["status"] == 201 or result["problem"]["code"] == "key_in_progress"
     assert await pool.fetchval("SELECT count(*) FROM holds") == 4
+
+
+async def test_what_is_not_about_one_hold_is_the_answer_itself(api: Api, conn: Conn) -> None:
+    """A key in use, an atomic batch of one hold too."""
+    for count in (1, 2):
+        async with conn.transaction():
+            await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('shop/batch/k', 0))")
+            response = await place(api, wanted(*"ab"[:count]), once="k", atomic=True)
+            await problem(response, 409, "key_in_progress")
 
 
 async def test_what_time_does_not_allow_comes_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,3 +103,25 @@ async def test_a_key_in_use_is_told_at_once(
         else:
             response = await api.verb(hold, "renew", headers={"Idempotency-Key": "k"}, ttl_s=9)
         await problem(response, 409, "key_in_progress")
+
+
+async def test_what_tells_requests_apart_is_what_they_want(api: Api) -> None:
+    """A number written otherwise, a default that is said, a condition in its other form: the same request."""
+    for once, first, second in (
+        ("a", {"ttl_s": 60}, {"ttl_s": 60.0}),
+        ("b", {"ttl_s": 60}, {"ttl_s": 60, "expires_at": None}),
+    ):
+        hold = await api.placed()
+        headers = {"Idempotency-Key": once}
+        assert (await api.verb(hold, "renew", headers=headers, **first)).status == 200
+        again = await api.verb(hold, "renew", headers=headers, **second)
+        assert again.headers["Idempotent-Replayed"] == "true"
+        await problem(await api.verb(hold, "renew", headers=headers, ttl_s=61), 422, "key_reused")
+    hold = await api.placed()
+    headers = {"Idempotency-Key": "c", "If-Match": '"g1"'}
+    assert (await api.verb(hold, "confirm", headers=headers)).status == 200
+    again = await api.verb(hold, "confirm", headers={"Idempotency-Key": "c"}, generation=1)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    await problem(await api.verb(hold, "confirm", headers={"Idempotency-Key": "c"}), 422, "key_reused")
+    assert (await api.place(once="d", ttl_s=60)).status == 201
+    assert (await api.place(once="d", ttl_s=60.0, quantity=1)).headers["Idempotent-Replayed"] == "true"

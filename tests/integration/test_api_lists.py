@@ -6,10 +6,15 @@ import random
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from expiry import listing
-from tests.api_client import OTHER_TENANT, Api, make_overdue, problem, read
+from expiry.api import cursor as cursors
+from expiry.wire.queries import EventsQuery, HoldsQuery, KeysQuery, Query, ResourcesQuery
+from tests.api_client import OTHER_TENANT, PLATFORM, TENANT, Api, make_overdue, problem, read
 from tests.scene import Pool
+
+NOBODY = "00000000-0000-0000-0000-000000000001"
 
 
 async def page(api: Api, path: str = "/v1/holds", **query: Any) -> dict[str, Any]:  # noqa: ANN401 - parameters
@@ -198,6 +203,35 @@ async def test_nul_in_a_query_is_refused(api: Api) -> None:
     for path in ("/v1/holds?state=held&holder=a%00", "/v1/resources?prefix=%00", "/v1/holds?%00=1"):
         await problem(await api.raw("GET", path), 400, "malformed")
     assert (await api.raw("GET", "/v1/resources?prefix=%FF%FE")).status in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "places"),
+    [
+        ("/v1/events", EventsQuery(), ([10**23, 1, 1], [1, 10**23, 1], [1, -5, 1], [1, 1], "x", [1, 1, 1.5])),
+        (
+            "/v1/holds",
+            HoldsQuery(),
+            (
+                ["0001-01-01T00:00:00+23:00", NOBODY],
+                ["2026-01-01T00:00:00", NOBODY],
+                ["2026-01-01T00:00:00Z", "x"],
+            ),
+        ),
+        ("/v1/resources", ResourcesQuery(), ("\0", "x" * 256, 1)),
+        ("/v1/keys", KeysQuery(), (["2026-01-01T00:00:00Z", "\0"], ["0001-01-01T00:00:00+23:00", ""])),
+    ],
+)
+async def test_a_cursor_that_was_never_given_is_refused(
+    api: Api, path: str, query: Query, places: tuple[Any, ...]
+) -> None:
+    """What somebody makes up is 422, whatever it says."""
+    key = PLATFORM if path == "/v1/keys" else TENANT
+    name = "after" if path == "/v1/events" else "cursor"
+    for place in places:
+        made_up = cursors.write(place, TypeAdapter(Any), query)
+        response = await api.ask("GET", path, key=key, params={name: made_up})
+        await problem(response, 422, "invalid")
 
 
 async def test_a_cursor_goes_with_its_filters(api: Api) -> None:

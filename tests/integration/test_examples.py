@@ -41,7 +41,7 @@ def check(code: str, printed: str) -> None:
     for promised in PROMISED.findall(code):
         found = printed.find(promised.strip(), at)
         assert found >= 0, f"{promised!r} is not in what is printed after {printed[:at]!r}:\n{printed[at:]}"
-        at = found
+        at = found + len(promised.strip())
 
 
 @pytest.fixture

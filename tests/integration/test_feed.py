@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 from expiry import holds, local, outbox, prune, schema
 from expiry.local import wheels
 from expiry.observe import Observer
-from expiry.outbox import Place
+from expiry.outbox import Position
 from tests import scene
 from tests.helpers import data_parent
 from tests.scene import TENANT, Pool
@@ -29,7 +29,7 @@ from tests.scene import TENANT, Pool
 class Reader:
     """A consumer that keeps its cursor, as it should, after every page."""
 
-    def __init__(self, after: Place = outbox.OLDEST) -> None:
+    def __init__(self, after: Position = outbox.OLDEST) -> None:
         """Begin there."""
         self.after = after
         self.keys: list[str] = []
@@ -285,7 +285,7 @@ async def test_a_cursor_from_a_future_that_never_was_has_expired(conn: holds.Con
     """Nothing was ever written there: the database was set back behind everybody's back."""
     await scene.place(conn, "a")
     end = await outbox.end(conn)
-    for place in (Place(end.epoch, end.xid + 1_000_000, 1), Place(end.epoch + 1, 5, 1)):
+    for place in (Position(end.epoch, end.xid + 1_000_000, 1), Position(end.epoch + 1, 5, 1)):
         assert (await outbox.read(conn, tenant_id=TENANT, after=place)).expired
 
 
