@@ -142,7 +142,7 @@ class Service:
                 pool=pool, settings=settings, wakeups=wakeups, bucket=shared or row, ready=self._troubles
             )
             parts["api"] = lambda: serve(
-                app, settings.api_host, settings.api_port, stop, settings.stop_grace_s, bound=self.bound
+                app, settings, settings.api_port, stop, drain_s=settings.api_drain_s, bound=self.bound
             )
         if not self.background:
             return parts
@@ -160,12 +160,7 @@ class Service:
                 pool=loops_pool, settings=settings, wakeups=wakeups, ready=self._troubles
             )
             parts["health"] = lambda: serve(
-                health,
-                settings.api_host,
-                settings.metrics_port or 0,
-                stop,
-                settings.stop_grace_s,
-                bound=self.bound,
+                health, settings, settings.metrics_port or 0, stop, bound=self.bound
             )
         return parts
 
@@ -238,7 +233,9 @@ class Service:
         finally:
             self.stop.set()
             await stopped
-            _, late = await asyncio.wait(self._tasks, timeout=self.settings.stop_grace_s)
+            # The API's grace begins when its load balancers have had the time to turn to others.
+            drain_s = self.settings.api_drain_s if self.api else 0
+            _, late = await asyncio.wait(self._tasks, timeout=drain_s + self.settings.stop_grace_s)
             for task in late:
                 log.warning("part.cut_off", part=task.get_name())
                 task.cancel()
@@ -250,6 +247,8 @@ class Service:
     def _troubles(self) -> Mapping[str, str]:
         """Say what keeps this process from being ready, apart from the stores."""
         troubles = {}
+        if self.stop.is_set():
+            troubles["draining"] = "is about to stop"
         backoffs = list(self._backoffs.items())
         if self._worker is not None:
             backoffs += [("worker", backoff) for backoff in self._worker.backoffs.values()]

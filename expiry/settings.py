@@ -157,6 +157,79 @@ class Settings(BaseSettings):
         "API process; a batch counts its holds. Unset: any number.",
     )
 
+    # --- what one client may ask of the server
+    api_connections_max: int = Field(
+        default=800,
+        ge=1,
+        le=100_000,
+        description="Connections of clients, at most; below the 1,024 files that a process may usually open. The next "
+        "ones wait with the kernel until one ends.",
+    )
+    api_line_bytes_max: int = Field(
+        default=8190,
+        ge=4096,
+        le=65_536,
+        description="Longest request line, bytes; a resource id takes up to 3,060, and proxies seldom pass on 8,192.",
+    )
+    api_header_bytes_max: int = Field(
+        default=8190,
+        ge=2048,
+        le=65_536,
+        description="Longest header, bytes; as long as the line, for what proxies add.",
+    )
+    api_headers_max: int = Field(
+        default=64,
+        ge=16,
+        le=1000,
+        description="Headers of one request, at most; ours are four, a browser and its proxies add two or three dozen.",
+    )
+    api_body_bytes_max: int = Field(
+        default=1_048_576,
+        ge=16_384,
+        le=67_108_864,
+        description="Longest body, bytes; the contract's 1 MiB, enough for a batch of 500 holds.",
+    )
+    api_json_depth_max: int = Field(
+        default=32,
+        ge=8,
+        le=200,
+        description="Levels of nesting in a body; far below where the parsers of Python and PostgreSQL give up.",
+    )
+    api_head_timeout_s: float = Field(
+        default=10,
+        gt=0,
+        le=600,
+        description="Time for the head of a request, s, on a new connection with the wait for it; a head is a packet "
+        "or two, and who needs longer is lost or hostile.",
+    )
+    api_body_timeout_s: float = Field(
+        default=30,
+        gt=0,
+        le=600,
+        description="Time for the body of a request, s; 1 MiB within it needs 35 kB/s.",
+    )
+    api_answer_timeout_s: float = Field(
+        default=30,
+        gt=0,
+        le=600,
+        description="Time for a client to take an answer, beyond what the kernel keeps for it, s; then it is cut off.",
+    )
+    api_idle_timeout_s: float = Field(
+        default=75,
+        gt=0,
+        le=3600,
+        description="A connection may idle between two requests so long, s; longer than a load balancer's (often 60), "
+        "so that the side that sends is the one that closes.",
+    )
+    api_drain_s: float = Field(
+        default=5,
+        ge=0,
+        le=600,
+        description="After SIGTERM the API is not ready, yet answers so long, s, before EXPIRY_STOP_GRACE_S begins: "
+        "at least what load balancers need to notice. Kubernetes needs a second or two; Docker kills after 10, "
+        "which has to be more than the two together.",
+    )
+
     # --- logging and stopping
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto: console on a terminal, json otherwise."

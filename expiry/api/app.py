@@ -6,14 +6,14 @@ from functools import cache
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, body, docs, events, health, holds, keys, metrics, openapi, platform, resources
+from expiry.api import batch, docs, events, health, holds, keys, metrics, openapi, platform, resources
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes
 from expiry.api.problems import answer_problems
 from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, QUOTA, READINESS, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, QUOTA, READINESS, SETTINGS, WAKEUPS
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
@@ -52,7 +52,7 @@ def make_app(
 
     `ready` answers what else keeps this process from its work, name and reason; it must not wait.
     """
-    app = _app([*routes(OPERATIONS), *_described()])
+    app = _app(settings, [*routes(OPERATIONS), *_described()])
     app[POOL] = pool
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)
@@ -77,13 +77,14 @@ def make_health_app(
     ready: Callable[[], Mapping[str, str]] = _content,
 ) -> web.Application:
     """Answer an application with /healthz, /readyz and /metrics and nothing else."""
-    app = _app([])
+    app = _app(settings, [])
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
     return app
 
 
-def _app(own: Iterable[web.AbstractRouteDef]) -> web.Application:
-    app = web.Application(client_max_size=body.BYTES_MAX)
+def _app(settings: Settings, own: Iterable[web.AbstractRouteDef]) -> web.Application:
+    app = web.Application(client_max_size=settings.api_body_bytes_max)
+    app[SETTINGS] = settings
     app.add_routes([*health.routes, *own])
     app.middlewares.extend((metrics.middleware(app.router), answer_problems))
     return app

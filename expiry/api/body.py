@@ -13,15 +13,13 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from expiry import errors
+from expiry.api.state import SETTINGS
 from expiry.wanted import TEXT_MAX
 from expiry.wire.explain import escaped, explained, wrong
 from expiry.wire.problems import InvalidError, KeyMissingError, MalformedError, NotJSONError
 
 M = TypeVar("M", bound=BaseModel)
 
-BYTES_MAX = 1_048_576
-READ_S_MAX = 30.0  # from the head to the end of a body: who sends slower keeps a connection for nothing
-DEPTH_MAX = 32  # levels of nesting: far below where Python's and PostgreSQL's parsers give up
 
 NO_GENERATION = 0  # they count from 1
 
@@ -38,7 +36,7 @@ async def read(request: web.Request, model: type[M]) -> M:
     document: Any = {}
     if request.can_read_body and (raw := await _raw(request)):
         _check_content_type(request)
-        document = parse(raw)
+        document = parse(raw, request.app[SETTINGS].api_json_depth_max)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -47,13 +45,13 @@ async def read(request: web.Request, model: type[M]) -> M:
 
 async def _raw(request: web.Request) -> bytes:
     try:
-        async with asyncio.timeout(READ_S_MAX):
+        async with asyncio.timeout(request.app[SETTINGS].api_body_timeout_s):
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
 
 
-def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
+def parse(raw: bytes, depth_max: int) -> Any:  # noqa: ANN401 - JSON
     """Read JSON; numbers with a fraction or exponent stay Decimal, so that nothing is rounded."""
     try:
         document = json.loads(
@@ -64,8 +62,8 @@ def parse(raw: bytes) -> Any:  # noqa: ANN401 - JSON
     except (ValueError, ArithmeticError):  # more digits than Python reads, or an exponent beyond Decimal's
         raise InvalidError(errors=[wrong("#", "a number is out of range")]) from None
     # What looks harmless needs no closer look: it has no escapes and cannot be nested too deeply.
-    if b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > DEPTH_MAX:
-        _inspect(document, 0)
+    if b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > depth_max:
+        _inspect(document, 0, depth_max)
     return document
 
 
@@ -163,17 +161,17 @@ def _no_constant(name: str) -> NoReturn:
     raise MalformedError(f"The body is not JSON: {name} is no number of JSON.")
 
 
-def _inspect(value: object, depth: int) -> None:
+def _inspect(value: object, depth: int, depth_max: int) -> None:
     if isinstance(value, str):
         _check_text(value)
     elif isinstance(value, dict | list):
-        if depth == DEPTH_MAX:
-            raise InvalidError(errors=[wrong("#", f"nested more than {DEPTH_MAX} levels deep")])
+        if depth == depth_max:
+            raise InvalidError(errors=[wrong("#", f"nested more than {depth_max} levels deep")])
         if isinstance(value, dict):
             for name in value:
                 _check_text(name)
         for inner in value.values() if isinstance(value, dict) else value:
-            _inspect(inner, depth + 1)
+            _inspect(inner, depth + 1, depth_max)
 
 
 def _check_text(text: str) -> None:

@@ -33,7 +33,7 @@ _HTTP_CODES = {
 _HTTP_DETAILS = {
     HTTPStatus.NOT_FOUND: "There is nothing at this path.",
     HTTPStatus.METHOD_NOT_ALLOWED: "This path does not know the method; see Allow.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "A body has at most 1 MiB.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "A body has at most {bytes_max:,} bytes.",
 }
 
 
@@ -67,7 +67,13 @@ def refusal(error: errors.ExpiryError, instance: str) -> dict[str, Any]:
 
 
 def problem(
-    request: web.Request, status: HTTPStatus, *, code: str, title: str, detail: str, allow: str | None = None
+    request: web.BaseRequest,
+    status: HTTPStatus,
+    *,
+    code: str,
+    title: str,
+    detail: str,
+    allow: str | None = None,
 ) -> web.Response:
     """Answer a problem that no error of ours names."""
     document = _document(status, code, title, detail, request.rel_url.raw_path, {})
@@ -110,11 +116,12 @@ def _refused(request: web.Request, error: errors.ExpiryError) -> web.Response:
 
 def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
     status = HTTPStatus(error.status)
+    known = _HTTP_DETAILS.get(status, "").format(bytes_max=request.client_max_size)
     return problem(
         request,
         status,
         code=_HTTP_CODES.get(status, status.phrase.lower().replace(" ", "_")),
         title=status.phrase,
-        detail=_HTTP_DETAILS.get(status) or status.description or status.phrase,
+        detail=known or status.description or status.phrase,
         allow=error.headers.get("Allow"),
     )

@@ -8,6 +8,7 @@ from expiry.api.lanes import Lanes
 from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
+from expiry.settings import Settings
 from expiry.wakeups import Wakeups
 from governor import Bucket
 
@@ -19,3 +20,4 @@ BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
 KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")
 QUOTA: web.AppKey[Quota] = web.AppKey("QUOTA")
 READINESS: web.AppKey[Readiness] = web.AppKey("READINESS")
+SETTINGS: web.AppKey[Settings] = web.AppKey("SETTINGS")

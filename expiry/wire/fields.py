@@ -55,7 +55,7 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Make floats of the decimals, as any reader of the metadata would; nested at most body.DEPTH_MAX deep."""
+    """Make floats of the decimals, as any reader of the metadata would; nested no deeper than a body may be."""
     if isinstance(value, Decimal):
         number = float(value)
         if not math.isfinite(number):

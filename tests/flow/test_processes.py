@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -171,6 +173,25 @@ async def test_a_batch_that_hangs_is_handed_back(
         async with started("worker", **stores, **ALONE):
             await eventually(expired(pool, 1))
         await assert_kept(pool)
+
+
+# --- a machine that is short of something
+
+
+async def test_running_out_of_files_is_waited_out(stores: dict[str, str]) -> None:
+    """Connections that the system has no room for wait; then the API answers as before."""
+    async with started("api", **stores, EXPIRY_API_PORT="0") as running, AsyncExitStack() as stack:
+        api = urlsplit(await running.api())
+        pid = running.process.pid
+        used, (_, hard) = len(os.listdir(f"/proc/{pid}/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)  # noqa: PTH208
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 10, hard))
+        for _ in range(20):
+            _, writer = await asyncio.open_connection(api.hostname, api.port)
+            stack.callback(writer.close)
+        assert "Too many open files" in (await running.event("http.accept_failed"))["reason"]
+        await stack.aclose()
+        assert (await ask("GET", f"{api.geturl()}/readyz"))[0] == 200
+        assert (await running.stop())[0] == 0
 
 
 # --- replay

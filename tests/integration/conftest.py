@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
+import uvloop
 from aiohttp.test_utils import TestClient, TestServer
 
 from expiry import keys
@@ -15,6 +17,16 @@ from expiry.settings import Settings
 from expiry.wakeups import Wakeups, connect_redis
 from governor import GovernorSettings, LocalBucket
 from tests.api_client import OTHER_TENANT, PLATFORM, TENANT, Api
+
+LoopFactory: TypeAlias = Callable[[], asyncio.AbstractEventLoop]
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Run a file that says ON_BOTH_LOOPS on uvloop too, as the commands do; the loops' sockets are not alike."""
+    loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
+    if getattr(getattr(item, "module", None), "ON_BOTH_LOOPS", False):
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 @pytest.fixture

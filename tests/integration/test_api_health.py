@@ -110,9 +110,10 @@ async def test_stopping_waits_for_running_requests(
     await (await start_api(None)).declare()
     stop = asyncio.Event()
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = make_app(pool=pool, settings=Settings(mode="sweep"), wakeups=None, bucket=None)
+    settings = Settings(mode="sweep", stop_grace_s=10 if patient else 0.1)
+    app = make_app(pool=pool, settings=settings, wakeups=None, bucket=None)
     async with asyncio.TaskGroup() as group, ClientSession() as session:
-        serving = group.create_task(serve(app, "127.0.0.1", 0, stop, 10 if patient else 0.1, bound=bound))
+        serving = group.create_task(serve(app, settings, 0, stop, bound=bound))
         port = await bound
 
         async def place() -> int:
@@ -144,14 +145,16 @@ async def test_a_port_in_use_is_told_in_one_sentence(pool: asyncpg.Pool[asyncpg.
     stop = asyncio.Event()
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    settings = Settings(mode="sweep")
+
     def app() -> web.Application:
-        return make_health_app(pool=pool, settings=Settings(mode="sweep"), wakeups=None)
+        return make_health_app(pool=pool, settings=settings, wakeups=None)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve(app(), "127.0.0.1", 0, stop, 1, bound=bound))
+        group.create_task(serve(app(), settings, 0, stop, bound=bound))
         port = await bound
         with pytest.raises(errors.SetupError, match=rf"127\.0\.0\.1:{port}"):
-            await serve(app(), "127.0.0.1", port, stop, 1)
+            await serve(app(), settings, port, stop)
         stop.set()
 
 
@@ -161,9 +164,10 @@ async def test_a_process_without_the_api_has_health_and_metrics_only(
     """/v1 is not there."""
     stop = asyncio.Event()
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = make_health_app(pool=pool, settings=Settings(mode="sweep"), wakeups=None)
+    settings = Settings(mode="sweep")
+    app = make_health_app(pool=pool, settings=settings, wakeups=None)
     async with asyncio.TaskGroup() as group, ClientSession() as session:
-        group.create_task(serve(app, "127.0.0.1", 0, stop, 1, bound=bound))
+        group.create_task(serve(app, settings, 0, stop, bound=bound))
         base = f"http://127.0.0.1:{await bound}"
         statuses = {}
         for path in ("/healthz", "/readyz", "/metrics", "/v1/overview"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 from uuid import uuid4
@@ -10,7 +11,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from expiry.api import body as request_body
 from tests.api_client import TENANT, Api, problem, read
 
 SEAT = '"resource_id": "seat"'
@@ -349,9 +349,9 @@ async def test_paths_and_methods_that_are_not_there(api: Api) -> None:
         assert response.headers["Allow"] == allowed
 
 
-async def test_a_body_that_does_not_come_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_408(start_api: Callable[..., Any]) -> None:
     """Who announces more than is sent does not keep the connection."""
-    monkeypatch.setattr(request_body, "READ_S_MAX", 0.05)
+    api: Api = await start_api(None, api_body_timeout_s=0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", api.client.port)
     writer.write(
         f"POST /v1/holds HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TENANT}\r\nIdempotency-Key: k\r\n"

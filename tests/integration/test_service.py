@@ -32,7 +32,7 @@ async def running(settings: Settings, *, api: bool = False) -> AsyncIterator[tup
     """Run the loops (and the API) until they listen; gives the task and the URL, and stops it in the end."""
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    settings = settings.model_copy(update={"api_port": 0, "metrics_port": 0})
+    settings = settings.model_copy(update={"api_port": 0, "metrics_port": 0, "api_drain_s": 0})
     it = Service(settings, GovernorSettings(), api=api, background=True, stop=stop, bound=bound, role="test")
     task = asyncio.create_task(it.run())
     try:

@@ -79,6 +79,18 @@ def test_every_deadline_is_in_reach_of_writer_or_promoter(interval_s: float) -> 
         *(("retention_s", value) for value in (86_399, float("nan"))),
         *(("api_port", value) for value in (-1, 65_536)),
         *(("queue", value) for value in ("", "q" * 201)),
+        *(
+            (f"api_{name}_timeout_s", value)
+            for name in ("head", "body", "answer", "idle")
+            for value in (0, 3601)
+        ),
+        *(("api_drain_s", value) for value in (-1, 601)),
+        *(("api_connections_max", value) for value in (0, 100_001)),
+        *(("api_line_bytes_max", value) for value in (4095, 65_537)),
+        *(("api_header_bytes_max", value) for value in (2047, 65_537)),
+        *(("api_headers_max", value) for value in (15, 1001)),
+        *(("api_body_bytes_max", value) for value in (16_383, 67_108_865)),
+        *(("api_json_depth_max", value) for value in (7, 201)),
         ("stop_grace_s", 0),
         ("database_pool_max", 1),
         ("log_level", "loud"),
