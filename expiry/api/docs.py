@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from expiry.api.curl import command
+from expiry.api.vocabulary import ANYWHERE
 from expiry.wire.problems import NotPlacedError, status_of
 
 Json = dict[str, Any]
@@ -187,6 +188,7 @@ def _errors(document: Json) -> str:
     found = {(name.partition(".")[0], c): text for name, r in responses for c, text in r["x-codes"].items()}
     in_batches = str(status_of(NotPlacedError)[0].value)
     found[in_batches, NotPlacedError.code] = f"{NotPlacedError.__doc__} (Only as a result within a batch.)"
+    found |= {(str(status.value), code): text for code, (status, text) in ANYWHERE.items()}
     rows = [
         (f"<b>{status}</b>", f"<code>{code}</code>", _prose(text))
         for (status, code), text in sorted(found.items())

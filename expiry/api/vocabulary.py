@@ -118,6 +118,17 @@ BY_AIOHTTP: dict[str, tuple[HTTPStatus, str]] = {
     "request_timeout": (HTTPStatus.REQUEST_TIMEOUT, "The body did not come to its end in time."),
     "too_large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "A body has at most 1 MiB."),
 }
+# Codes that any request may get, before anything of it is looked at, or through a fault of ours.
+ANYWHERE: dict[str, tuple[HTTPStatus, str]] = {
+    "headers_too_large": (
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "The request line or a header is too long, or there are too many headers.",
+    ),
+    "internal": (
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "A bug of this service; what happened is in its log. Look at the hold before you ask again.",
+    ),
+}
 
 _STATUS: Json = {
     "type": "object",
