@@ -6,7 +6,8 @@ from functools import cache
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, docs, events, health, holds, keys, metrics, openapi, platform, resources
+from expiry.api import batch, events, health, holds, keys, metrics, platform, resources
+from expiry.api.document import docs, openapi
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes

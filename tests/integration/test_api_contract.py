@@ -16,8 +16,8 @@ from jsonschema import ValidationError as SchemaError
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from expiry.api.app import OPERATIONS
-from expiry.api.openapi import document
-from expiry.api.vocabulary import BY_AIOHTTP, TAGS
+from expiry.api.document.openapi import document
+from expiry.api.document.vocabulary import BY_AIOHTTP, TAGS
 from expiry.errors import ExpiryError
 from expiry.wire.problems import PROBLEMS, NotPlacedError
 from tests.api_client import PLATFORM, TENANT, Api, read

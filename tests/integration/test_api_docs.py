@@ -20,8 +20,8 @@ import pytest
 
 from expiry import keys
 from expiry.api.app import OPERATIONS
-from expiry.api.curl import BASE_URL, DATA_DIR, KEY
-from expiry.api.openapi import document
+from expiry.api.document.curl import BASE_URL, DATA_DIR, KEY
+from expiry.api.document.openapi import document
 from tests.api_client import PLATFORM, Api
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from yarl import URL
 
 from expiry.api.app import OPERATIONS
-from expiry.api.openapi import document
+from expiry.api.document.openapi import document
 from tests.api_client import PLATFORM, TENANT, Api, read
 
 DOCUMENT = document(OPERATIONS)

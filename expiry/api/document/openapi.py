@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from expiry import errors
-from expiry.api import vocabulary
+from expiry.api.document import vocabulary
+from expiry.api.document.vocabulary import BY_AIOHTTP, Json
 from expiry.api.operation import Operation
-from expiry.api.vocabulary import BY_AIOHTTP, Json
 from expiry.wire import problems
 from expiry.wire.answers import HoldAnswer, ProblemAnswer
 from expiry.wire.problems import status_of

@@ -11,13 +11,13 @@ from typing import Any
 
 from aiohttp import web
 
-from expiry.api.curl import command
-from expiry.api.vocabulary import ANYWHERE
+from expiry.api.document.curl import command
+from expiry.api.document.vocabulary import ANYWHERE
 from expiry.wire.problems import NotPlacedError, status_of
 
 Json = dict[str, Any]
 
-_PACKAGE = files("expiry.api")
+_PACKAGE = files("expiry.api.document")
 _BOUNDS = {"minimum": "≥ {:,}", "maximum": "≤ {:,}", "minItems": "{:,} or more", "maxItems": "at most {:,}"}
 
 
