@@ -9,7 +9,7 @@ own; there is no public way to learn either.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from aiohttp import web
@@ -230,6 +230,14 @@ class Connection(RequestHandler):
         # aiohttp sends these as HTTP/1.0, where it goes without saying; clients of 1.1 had better be told.
         answer.headers["Connection"] = "close"
         return answer
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401 - as aiohttp has it
+        """Log a fault of ours; a body that cannot be read, and that nobody wanted to read, is none."""
+        error = kw.get("exc_info")
+        if isinstance(error, web.RequestPayloadError):
+            log.debug("http.body_unreadable", reason=repr(error))
+        else:
+            super().log_exception(*args, **kw)
 
     def pause_writing(self) -> None:
         """Start the time in which the client has to take what is left."""
