@@ -204,7 +204,8 @@ class Connection(RequestHandler):
         """Send an answer; it ends the connection if the server is about to stop, or the body did not come."""
         if isinstance(resp, web.HTTPException):  # raised on the way to the middlewares: Expect
             resp = refusals.by_aiohttp(request, resp)
-        if self._connections.stop.is_set() or resp.status == web.HTTPRequestTimeout.status_code:
+        lost = resp.status == web.HTTPRequestTimeout.status_code or request.content.exception() is not None
+        if lost or self._connections.stop.is_set():
             resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)

@@ -185,3 +185,4 @@ async def test_a_body_that_nobody_reads_need_not_be_readable(it: Served, path: s
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\n"
     [answer] = await sent(it, head.encode() + b"no gzip")
     assert answer.status in (200, 401, 404)
+    assert answer.headers["connection"] == "close"
