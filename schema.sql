@@ -306,6 +306,26 @@ BEGIN
      WHERE p.database = current_database() AND p.prepared < pg_postmaster_start_time();
 END $$;
 
+-- Where a reader stands who has read all of a tenant's events below (p_end_epoch, p_end_xid) and everything up to a
+-- cursor: at the last event, at the last pruned one, or at the start of the epoch. Never further than what was
+-- committed: a server that recovers from a crash gives transaction numbers that left no trace out again.
+CREATE OR REPLACE FUNCTION expiry_feed_place(
+    p_tenant text, p_end_epoch bigint, p_end_xid xid8, p_epoch bigint, p_xid xid8, p_id bigint,
+    OUT epoch bigint, OUT xid xid8, OUT id bigint
+) LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT r.epoch, r.xid, r.id
+      FROM (VALUES (p_epoch, p_xid, p_id), (p_end_epoch, '0'::xid8, 0::bigint)
+            UNION ALL
+            (SELECT o.epoch, o.xid, o.id FROM outbox o
+              WHERE o.tenant_id = p_tenant AND (o.epoch, o.xid, o.id) < (p_end_epoch, p_end_xid, 0::bigint)
+              ORDER BY o.epoch DESC, o.xid DESC, o.id DESC LIMIT 1)
+            UNION ALL
+            SELECT p.epoch, p.xid, p.id FROM outbox_pruned p
+             WHERE p.tenant_id = p_tenant AND (p.epoch, p.xid, p.id) < (p_end_epoch, p_end_xid, 0::bigint)
+           ) AS r (epoch, xid, id)
+     ORDER BY r.epoch DESC, r.xid DESC, r.id DESC LIMIT 1
+$$;
+
 -- Events of a tenant after a cursor, in the order in which they are to be read, and where to go on.
 --
 -- The last row is no event (its key is null): its type says `more` (there may be more at once), `end` or `expired`
@@ -362,10 +382,10 @@ BEGIN
     key := NULL; hold_id := NULL; generation := NULL; data := NULL; occurred_at := clock_timestamp();
     IF v_found = p_limit OR v_seen = p_scan THEN
         type := 'more'; epoch := v_last.epoch; xid := v_last.xid; id := v_last.id;
-    ELSIF (p_epoch, p_xid, p_id) > (v_end.epoch, v_end.xid, 0::bigint) THEN
-        type := 'end'; epoch := p_epoch; xid := p_xid; id := p_id;
     ELSE
-        type := 'end'; epoch := v_end.epoch; xid := v_end.xid; id := 0;
+        type := 'end';
+        SELECT * INTO epoch, xid, id
+          FROM expiry_feed_place(p_tenant, v_end.epoch, v_end.xid, p_epoch, p_xid, p_id);
     END IF;
     RETURN NEXT;
 END $$;

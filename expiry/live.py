@@ -106,7 +106,7 @@ class Watch:
             self._tenant_id = await self._conn.fetchval(TENANT, next(iter(hold_ids), None))
             if self._tenant_id is None:
                 return ()
-            self._after = await outbox.end(self._conn)
+            self._after = await outbox.end(self._conn, tenant_id=self._tenant_id)
         page = await outbox.read(self._conn, tenant_id=self._tenant_id, after=self._after, limit=EVENTS_MAX)
         self._after = page.next
         return page.events

@@ -107,11 +107,14 @@ def data_of(text: str) -> dict[str, Any]:
     return data
 
 
-END = "SELECT epoch, xid::text AS xid FROM expiry_feed_end()"
+END = """
+SELECT p.epoch, p.xid::text AS xid, p.id
+  FROM expiry_feed_end() e, expiry_feed_place($1, e.epoch, e.xid, 0, '0', 0) p
+"""
 
 
-async def end(conn: Conn) -> Position:
-    """Answer where the feed ends now; what comes later is read after it."""
-    row = await conn.fetchrow(END)
-    assert row is not None  # noqa: S101 - a function with OUT parameters answers one row
-    return Position(row["epoch"], int(row["xid"]), 0)
+async def end(conn: Conn, *, tenant_id: str) -> Position:
+    """Answer where a tenant's feed ends now; what comes later is read after it."""
+    row = await conn.fetchrow(END, tenant_id)
+    assert row is not None  # noqa: S101 - functions with OUT parameters answer one row
+    return Position(row["epoch"], int(row["xid"]), row["id"])

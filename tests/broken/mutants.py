@@ -303,6 +303,23 @@ FEED = (
         caught_by=(test_feed.test_a_long_writer_in_another_database_delays_nothing,),
     ),
     Mutant(
+        name="cursor-beyond-what-was-read",
+        breaks="the cursor of an empty page is where the next transaction would be, if the server did not crash",
+        schema=(("(p_end_epoch, '0'::xid8, 0::bigint)", "(p_end_epoch, p_end_xid, 0::bigint)"),),
+        caught_by=(test_feed.test_a_cursor_is_never_beyond_what_was_committed,),
+    ),
+    Mutant(
+        name="pruned-passed",
+        breaks="who begins passes what was pruned, although an older transaction still writes",
+        schema=(
+            (
+                "WHERE p.tenant_id = p_tenant AND (p.epoch, p.xid, p.id) < (p_end",
+                "WHERE p.tenant_id = p_tenant AND (0, p.xid, p.id) < (p_end",
+            ),
+        ),
+        caught_by=(test_feed.test_what_was_pruned_is_not_passed_while_older_ones_may_come,),
+    ),
+    Mutant(
         name="pruned-in-silence",
         breaks="a reader whose events were pruned is not told",
         schema=(

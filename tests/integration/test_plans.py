@@ -181,6 +181,7 @@ EXPECTED = {
     # expiry_feed: a tenant's events, a hold's events; expiry_recent
     "o.tenant_id = p_tenant AND (o.epoch": {"outbox_pkey"},
     "o.hold_id = p_hold": {"outbox_once"},
+    "o.xid DESC": {"outbox_pkey"},
     "o.occurred_at >= p_since": {"outbox_by_time"},
     prune.TENANTS_WITH_OLD_EVENTS: {"outbox_pkey"},
     "SELECT p.ctid": {"outbox_pkey"},
