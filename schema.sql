@@ -561,8 +561,10 @@ RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_missing text[];
 BEGIN
-    SELECT array_agg(w.id) INTO v_missing FROM unnest(p_resources) AS w (id)
-     WHERE NOT EXISTS (SELECT FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = w.id);
+    SELECT array_agg(m.id) INTO v_missing
+      FROM (SELECT unnest(p_resources) AS id
+            EXCEPT SELECT r.resource_id FROM resources r
+                    WHERE r.tenant_id = p_tenant AND r.resource_id = ANY (p_resources)) m;
     IF v_missing IS NULL THEN
         RETURN '{}';
     END IF;
@@ -570,8 +572,10 @@ BEGIN
        FROM (SELECT DISTINCT hashtext(p_tenant || '/' || w.id) & 63 AS slot
                FROM unnest(v_missing) AS w (id) ORDER BY 1) s;
     -- A new statement sees what was declared while the lock was awaited.
-    SELECT array_agg(w.id) INTO v_missing FROM unnest(v_missing) AS w (id)
-     WHERE NOT EXISTS (SELECT FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = w.id);
+    SELECT array_agg(m.id) INTO v_missing
+      FROM (SELECT unnest(v_missing) AS id
+            EXCEPT SELECT r.resource_id FROM resources r
+                    WHERE r.tenant_id = p_tenant AND r.resource_id = ANY (v_missing)) m;
     IF v_missing IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- That new statement has the snapshot of its transaction: what was declared since is invisible, but
         -- collides, which is a serialization failure (40001).
@@ -706,30 +710,42 @@ END $$;
 -- hold that a worker is just ending is either in the counters' past or in the list.
 CREATE OR REPLACE FUNCTION expiry_shortage(p_tenant text, p_requests jsonb, p_replace uuid[], p_limit int)
 RETURNS TABLE (resource_id text, available bigint, enough boolean, overdue uuid[])
-LANGUAGE sql STABLE SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-    SELECT w.resource_id, (r.capacity - r.held - r.confirmed)::bigint + coalesce(o.units, 0) + c.units,
-           coalesce(o.units, 0) + c.units + r.capacity - r.held - r.confirmed >= w.quantity,
-           coalesce(o.ids, '{}')
-      FROM (SELECT d.resource_id, sum(d.quantity) AS quantity FROM expiry_demand(p_requests) d
-             GROUP BY d.resource_id ORDER BY d.resource_id) w
-     CROSS JOIN LATERAL (SELECT x.capacity, x.held, x.confirmed FROM resources x
-                          WHERE x.tenant_id = p_tenant AND x.resource_id = w.resource_id) r
-     CROSS JOIN LATERAL (
-            SELECT coalesce(sum(i.quantity), 0)::bigint AS units
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_want record;
+    v_units bigint;
+BEGIN
+    FOR v_want IN
+        SELECT w.resource_id, w.quantity, r.capacity::bigint - r.held - r.confirmed AS available
+          FROM (SELECT d.resource_id, sum(d.quantity) AS quantity FROM expiry_demand(p_requests) d
+                 GROUP BY d.resource_id) w
+         CROSS JOIN LATERAL (SELECT x.capacity, x.held, x.confirmed FROM resources x
+                              WHERE x.tenant_id = p_tenant AND x.resource_id = w.resource_id
+                              LIMIT 1) r  -- so that it is looked up, whatever the planner thinks of the tenant
+         ORDER BY w.resource_id
+    LOOP
+        resource_id := v_want.resource_id;
+        available := v_want.available;
+        IF cardinality(p_replace) > 0 THEN
+            SELECT available + coalesce(sum(i.quantity), 0) INTO available
               FROM holds h, unnest(h.resource_ids, h.quantities, h.counted) AS i (resource_id, quantity, counted)
              WHERE h.id = ANY (p_replace) AND h.tenant_id = p_tenant AND h.state || '' = 'held'
-               AND h.expires_at > statement_timestamp() AND i.resource_id = w.resource_id AND i.counted) c
-     CROSS JOIN LATERAL (
-            SELECT sum(s.quantity)::bigint AS units,
-                   array_agg(s.id) FILTER (WHERE s.before < w.quantity + r.held + r.confirmed - r.capacity - c.units)
-                       AS ids
-              FROM (SELECT v.id, v.quantity,
-                           coalesce(sum(v.quantity) OVER (ORDER BY v.expires_at, v.id
-                                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-                      FROM expiry_overdue(p_tenant, w.resource_id, statement_timestamp(), p_limit) v) s) o
-     WHERE r.held + r.confirmed + w.quantity - c.units > r.capacity
-     ORDER BY w.resource_id
-$$;
+               AND h.expires_at > statement_timestamp() AND i.resource_id = v_want.resource_id AND i.counted;
+        END IF;
+        CONTINUE WHEN available IS NULL OR available >= v_want.quantity;  -- no limit, or enough
+        SELECT coalesce(sum(s.quantity), 0),
+               coalesce(array_agg(s.id) FILTER (WHERE s.before < v_want.quantity - available), '{}')
+          INTO v_units, overdue
+          FROM (SELECT v.id, v.quantity,
+                       coalesce(sum(v.quantity) OVER (ORDER BY v.expires_at, v.id
+                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+                  FROM expiry_overdue(p_tenant, v_want.resource_id, statement_timestamp(), p_limit) v) s;
+        available := available + v_units;
+        enough := available >= v_want.quantity;
+        RETURN NEXT;
+    END LOOP;
+END $$;
 
 -- Place holds, all or none, in one round trip and behind a savepoint of its own.
 --
@@ -740,7 +756,8 @@ $$;
 -- placed_at and the number of reclaimed holds, or what the refusal names (id: of the request that is refused).
 CREATE OR REPLACE FUNCTION expiry_place(
     p_tenant text, p_requests jsonb, p_by text, p_route text, p_key text, p_body_hash bytea
-) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
+) RETURNS TABLE (outcome text, detail jsonb) LANGUAGE plpgsql SET lock_timeout = '2s'
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     c_reclaim_max constant int := 100;   -- holds expired on behalf of one request
     c_rounds_max constant int := 4;      -- lost races before "busy"
@@ -767,17 +784,17 @@ BEGIN
         END IF;
     END IF;
 
-    SELECT q.id INTO v_refused
-      FROM jsonb_to_recordset(p_requests) AS q (id uuid, expires_at timestamptz, ttl_us bigint, max_lifetime_us bigint)
-     WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s'
-        OR coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
-           > v_now + q.max_lifetime_us * interval '1 microsecond'
-     LIMIT 1;
-    IF FOUND THEN
+    SELECT (array_agg(q.id) FILTER (
+               WHERE q.expires_at < v_now + interval '1 second' OR q.expires_at > v_now + interval '31536000 s'
+                  OR coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
+                     > v_now + q.max_lifetime_us * interval '1 microsecond'))[1],
+           coalesce(array_agg(DISTINCT q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}')
+      INTO v_refused, v_replace
+      FROM jsonb_to_recordset(p_requests) AS q (
+               id uuid, expires_at timestamptz, ttl_us bigint, max_lifetime_us bigint, replaces uuid);
+    IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT 'out_of_range', jsonb_build_object('id', v_refused); RETURN;
     END IF;
-    SELECT coalesce(array_agg(DISTINCT q.replaces) FILTER (WHERE q.replaces IS NOT NULL), '{}') INTO v_replace
-      FROM jsonb_to_recordset(p_requests) AS q (replaces uuid);
     IF cardinality(v_replace) > 0 THEN
         -- Said before any shortage is; whether it is still true under the lock, the attempt sees.
         SELECT q.id, h.id AS known INTO v_known

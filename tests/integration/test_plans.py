@@ -63,13 +63,13 @@ NO_ID = UUID(int=0)
 
 def reads(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Walk a plan: which indexes are looked up, which relations or indexes are read from end to end."""
-    if "= ANY ('{}'" in node.get("Index Cond", ""):
+    cond = node.get("Index Cond", "")
+    if "= ANY ('{}'" in cond:
         return  # nothing is looked up, by whichever index
-    if "Index Name" in node:
-        yield (
-            ("index" if "Index Cond" in node or node["Index Name"] in WALKED else "all of"),
-            node["Index Name"],
-        )
+    if name := node.get("Index Name"):
+        # Of a tenant's resources one is looked up: the tenant alone is no condition.
+        looked_up = "resource_id" in cond if name == "resources_pkey" else bool(cond) or name in WALKED
+        yield ("index" if looked_up else "all of"), name
     elif node["Node Type"] == "Seq Scan":
         yield "seq", node["Relation Name"]
     for child in node.get("Plans", ()):
@@ -186,7 +186,12 @@ EXPECTED = {
     prune.TENANTS_WITH_OLD_EVENTS: {"outbox_pkey"},
     "SELECT p.ctid": {"outbox_pkey"},
     # expiry_place: what is short, who has it already, what is reclaimed or replaced, what is taken
-    "SELECT x.capacity": {"resources_pkey", "holds_by_resource", "holds_by_further_resource"},
+    "SELECT x.capacity": {"resources_pkey"},
+    "SELECT coalesce(sum(s.quantity), 0), coalesce(array_agg(s.id)": {
+        "holds_by_resource",
+        "holds_by_further_resource",
+    },
+    "EXCEPT SELECT r.resource_id": {"resources_pkey"},
     "'insufficient_capacity'": {"holds_by_holder"},
     "ORDER BY h.id FOR NO KEY UPDATE": {"holds_pkey"},
     "UPDATE resources r SET held = r.held + v_want": {"resources_pkey"},
