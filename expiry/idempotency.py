@@ -23,13 +23,13 @@ KEEP = """
 INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response)
 VALUES ($1, $2, $3, $4, $5::text::jsonb)
 """
-
-
 # Index: the primary key.
 REUSED = """
 SELECT EXISTS (SELECT FROM idempotency_keys k
                 WHERE k.tenant_id = $1 AND k.route = $2 AND k.key = ANY ($3) AND k.body_hash <> $4)
 """
+
+BOUND: dict[str, Any] = {}  # the answer of a row that binds a key to a body and answers nothing itself
 
 
 async def check_unused(

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from expiry import errors, holds, idempotency
-from expiry.api.database import run
 from expiry.api.documents import REPLAYED, again, as_of, as_stored, shown
 from expiry.api.holds import place_now
 from expiry.api.once import hash_of, once
 from expiry.api.operation import Call, Operations, answer
 from expiry.api.problems import refusal
-from expiry.api.state import POOL, QUOTA
+from expiry.api.state import QUOTA
 from expiry.holds import Conn, Placement
 from expiry.wanted import Wanted
 from expiry.wire.answers import BatchAnswer
@@ -55,13 +54,14 @@ async def place(call: Call, asked: BatchBody) -> web.Response:
     key = call.key
     wanted = [one.wanted() for one in asked.holds]
     body_hash = hash_of(call)
-    await _check_key(call, "batch")
     if asked.atomic:
         return await _all_or_none(call, wanted)
+    await _bind_key(call, "batch")
 
     async def place_one(index: int) -> Done:
         one = [wanted[index]]
-        placed = await place_now(call, one, route="batch", key=_item_key(key, index), body_hash=body_hash)
+        route = _item_route("batch")
+        placed = await place_now(call, one, route=route, key=_item_key(key, index), body_hash=body_hash)
         return _placed(placed, 0)
 
     return await _each(call, len(wanted), place_one)
@@ -72,7 +72,7 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
     """Release many holds, each for itself. Repeating it is harmless."""
     call.app[QUOTA].take(call.principal.key_id, len(asked.ids) - 1, owed=True)
     tenant_id, by = call.tenant_id, call.by
-    await _check_key(call, "release-batch")
+    await _bind_key(call, "release-batch")
 
     async def release_one(index: int) -> Done:
         id_ = asked.ids[index]
@@ -81,25 +81,37 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
             return as_stored(await holds.release(conn, id_, tenant_id=tenant_id, by=by, reason=asked.reason))
 
         key = None if call.key is None else _item_key(call.key, index)
-        document, replayed_at = await once(call, "release-batch", work, key=key)
+        document, replayed_at = await once(call, _item_route("release-batch"), work, key=key)
         return Done(HTTPStatus.OK, as_of(again(document, replayed_at)), replayed_at is not None)
 
     return await _each(call, len(asked.ids), release_one)
 
 
-async def _check_key(call: Call, route: str) -> None:
-    """Raise KeyReusedError if any hold of a batch with another body was stored under this key."""
-    key, tenant_id = call.key, call.tenant_id
-    if key is None:
+async def _bind_key(call: Call, route: str) -> None:
+    """Bind the key, if there is one, to this body before anything is done under it.
+
+    In a transaction of its own: two bodies at the same time would otherwise each do a part, and neither could be
+    completed. A repeat of this body goes on, since each item is done once by its own key. Raises
+    KeyInProgressError, KeyReusedError.
+    """
+    if call.key is None:
         return
-    names = [key, *(_item_key(key, i) for i in range(BATCH_MAX))]
-    body_hash = hash_of(call)
-    await run(
-        call.app[POOL],
-        lambda conn: idempotency.check_unused(
-            conn, names, tenant_id=tenant_id, route=route, body_hash=body_hash
-        ),
-    )
+    tenant_id, body_hash = call.tenant_id, hash_of(call)
+    item_route, items = _item_route(route), [_item_key(call.key, i) for i in range(BATCH_MAX)]
+
+    async def work(conn: Conn) -> dict[str, Any]:
+        # A repeat may have done items long after the first attempt: they outlive the row that bound the key.
+        await idempotency.check_unused(
+            conn, items, tenant_id=tenant_id, route=item_route, body_hash=body_hash
+        )
+        return idempotency.BOUND
+
+    await once(call, route, work)
+
+
+def _item_route(route: str) -> str:
+    """Keep the items apart from batches: one may have the key `k#0` for its own."""
+    return f"{route}-item"
 
 
 def _item_key(key: str, index: int) -> str:

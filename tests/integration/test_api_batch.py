@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aiohttp
 import pytest
 
+from expiry import holds as core
 from expiry.api import batch, holds
 from expiry.holds import Conn
+from expiry.wanted import Wanted
 from tests import scene
 from tests.api_client import OTHER_TENANT, Api, problem, read
 from tests.scene import Pool
@@ -48,6 +52,11 @@ def statuses(found: list[dict[str, Any]]) -> list[int]:
     return [result["status"] for result in found]
 
 
+def ids(found: list[dict[str, Any]]) -> list[str]:
+    """Answer the ids of the holds in order."""
+    return [result["hold"]["id"] for result in found]
+
+
 async def test_each_hold_has_its_result_in_order(api: Api) -> None:
     """What is sold out is refused for itself; the others are placed as if alone."""
     await api.declare("one", capacity=1)
@@ -77,27 +86,41 @@ async def test_a_replay_answers_the_same_holds(api: Api, pool: Pool) -> None:
     await scene.audit(pool)
 
 
-async def test_a_crash_halfway_is_completed_by_the_retry(
-    api: Api, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process died after some of the holds: the same request places the others."""
+async def crash(api: Api, asked: list[dict[str, Any]], *, after: int) -> None:
+    """Place a batch under the key k, in a process that dies after so many of the holds."""
     placed = 0
 
     async def dies(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - place_now
         nonlocal placed
-        if placed == 3:
+        if placed == after:
             raise asyncio.CancelledError  # nothing that follows is done, no answer is sent
         placed += 1
         return await holds.place_now(*args, **kwargs)
 
-    asked = wanted(*(f"r{i}" for i in range(7)))
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(batch, "place_now", dies)
         with pytest.raises(aiohttp.ClientConnectionError):
             await place(api, asked, once="k")
-    assert await pool.fetchval("SELECT count(*) FROM holds") == 3
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_crash_halfway_is_completed_by_the_retry(api: Api, pool: Pool, after: int) -> None:
+    """The process died after some of the holds: the same request places the others, no other does anything."""
+    asked = wanted(*(f"r{i}" for i in range(7)))
+    await crash(api, asked, after=after)
+    assert await pool.fetchval("SELECT count(*) FROM holds") == after
+    for atomic in (True, False):
+        await problem(await place(api, wanted("other"), once="k", atomic=atomic), 422, "key_reused")
     assert statuses(await results(await place(api, asked, once="k"))) == [201] * 7
     assert await pool.fetchval("SELECT count(*) FROM holds") == 7
+
+
+async def test_a_key_is_not_free_while_an_item_is_kept(api: Api, pool: Pool) -> None:
+    """Items that a late repeat placed are pruned later than what bound the key."""
+    await results(await place(api, wanted("a", "b"), once="k"))
+    await pool.execute("DELETE FROM idempotency_keys WHERE route = 'batch' OR key = 'k#0'")
+    await problem(await place(api, wanted("x", "y", "z"), once="k"), 422, "key_reused")
+    assert await pool.fetchval("SELECT count(*) FROM holds") == 2
 
 
 @pytest.mark.parametrize("atomic", [True, False])
@@ -205,18 +228,119 @@ async def test_duplicates_at_the_same_time(api: Api, pool: Pool) -> None:
     """Each hold is placed once; who comes too early is told to come again, nothing is a 5xx."""
     holds = wanted("a", "b", "c", "d")
     for answer in await asyncio.gather(*(place(api, holds, once="k") for _ in range(8))):
+        if answer.status == 409:
+            await problem(answer, 409, "key_in_progress")
+            continue
         for result in await results(answer):
             assert result["status"] == 201 or result["problem"]["code"] == "key_in_progress"
     assert await pool.fetchval("SELECT count(*) FROM holds") == 4
 
 
-async def test_what_is_not_about_one_hold_is_the_answer_itself(api: Api, conn: Conn) -> None:
-    """A key in use, an atomic batch of one hold too."""
-    for count in (1, 2):
-        async with conn.transaction():
-            await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('shop/batch/k', 0))")
-            response = await place(api, wanted(*"ab"[:count]), once="k", atomic=True)
-            await problem(response, 409, "key_in_progress")
+@pytest.mark.parametrize("atomic", [(False,), (True, False)], ids=["separate", "mixed"])
+async def test_other_bodies_at_the_same_time(api: Api, pool: Pool, atomic: tuple[bool, ...]) -> None:
+    """One of them is placed, and whole; the others are refused whole, then and later."""
+    bodies: list[dict[str, Any]] = [
+        {"holds": wanted(*(f"{i}-{j}" for j in range(5))), "atomic": atomic[i % len(atomic)]}
+        for i in range(8)
+    ]
+    answers = await asyncio.gather(*(place(api, **body, once="k") for body in bodies))
+    winner = [answer.status for answer in answers].index(200)
+    first = await results(answers[winner])
+    assert statuses(first) == [201] * 5
+    for i, body in enumerate(bodies):
+        if i != winner:
+            code = (await read(answers[i]))["code"]
+            await problem(answers[i], 409 if code == "key_in_progress" else 422, code)
+            await problem(await place(api, **body, once="k"), 422, "key_reused")
+    again = await results(await place(api, **bodies[winner], once="k"))
+    assert ids(again) == ids(first)
+    assert await pool.fetchval("SELECT count(*) FROM holds") == 5
+
+
+@asynccontextmanager
+async def stuck(
+    request: Coroutine[Any, Any, Any], owner: object, function: str, at: Callable[..., bool]
+) -> AsyncIterator[asyncio.Task[Any]]:
+    """Let the request wait before a call of the function until the block ends; others pass."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    work = getattr(owner, function)
+
+    async def waits(*args: Any, **given: Any) -> Any:  # noqa: ANN401 - the function
+        if at(*args) and not reached.is_set():
+            reached.set()
+            await go_on.wait()
+        return await work(*args, **given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, function, waits)
+        running = asyncio.create_task(request)
+        try:
+            await asyncio.wait_for(reached.wait(), 5)
+            yield running
+        finally:
+            go_on.set()
+            await asyncio.wait([running])
+
+
+async def test_while_a_batch_still_runs(api: Api, pool: Pool) -> None:
+    """Another body is refused; a repeat goes on with what is missing, and both answer the same holds."""
+
+    def at_b(_call: Any, wanted: list[Wanted]) -> bool:  # noqa: ANN401 - a Call
+        return [item.resource_id for item in wanted[0].items] == ["b"]
+
+    asked = wanted("a", "b", "c")
+    async with stuck(place(api, asked, once="k"), batch, "place_now", at_b) as first:
+        for atomic in (True, False):
+            await problem(await place(api, wanted("x"), once="k", atomic=atomic), 422, "key_reused")
+        again = await results(await place(api, asked, once="k"))
+        assert statuses(again) == [201] * 3
+    assert ids(await results(await first)) == ids(again)
+    assert await pool.fetchval("SELECT count(*) FROM holds") == 3
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_what_is_not_about_one_hold_is_the_answer_itself(
+    api: Api,
+    conn: Conn,
+    count: int,
+    atomic: bool,  # noqa: FBT001
+) -> None:
+    """A key in use, for a batch of one hold too; nobody waits for it."""
+    async with conn.transaction():
+        await in_use(conn, "shop/batch/k")
+        response = await asyncio.wait_for(place(api, wanted(*"ab"[:count]), once="k", atomic=atomic), 5)
+        await problem(response, 409, "key_in_progress")
+
+
+async def test_an_item_that_is_being_placed_is_not_waited_for(api: Api, conn: Conn) -> None:
+    """The others are placed."""
+    async with conn.transaction():
+        await in_use(conn, "shop/batch-item/k#1")
+        response = await asyncio.wait_for(place(api, wanted("a", "b", "c"), once="k"), 5)
+    found = await results(response)
+    assert statuses(found) == [201, 409, 201]
+    assert found[1]["problem"]["code"] == "key_in_progress"
+
+
+async def in_use(conn: Conn, key: str) -> None:
+    """Have the key (tenant/route/key) in use until the transaction ends."""
+    await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", key)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("keys", [("k", "k#0"), ("k#0", "k")])
+async def test_a_key_like_that_of_an_item(
+    api: Api,
+    pool: Pool,
+    keys: tuple[str, str],
+    atomic: bool,  # noqa: FBT001
+) -> None:
+    """A batch with the key `k#0` is none of the first item of a batch with the key `k`, with the same body too."""
+    for key in keys:
+        kind = atomic and key == "k#0"
+        assert statuses(await results(await place(api, wanted("a"), once=key, atomic=kind))) == [201]
+    assert await pool.fetchval("SELECT count(*) FROM holds") == 2
 
 
 async def test_what_time_does_not_allow_comes_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,3 +383,48 @@ async def test_a_release_with_a_key_is_replayed(api: Api) -> None:
     assert response.headers["Idempotent-Replayed"] == "true"
     await problem(await release(api, [second["id"]], **once), 422, "key_reused")
     assert (await api.hold(second))["state"] == "held"
+
+
+@pytest.mark.parametrize("keys", [("k", "k#0"), ("k#0", "k")])
+async def test_a_release_with_a_key_like_that_of_an_item(api: Api, keys: tuple[str, str]) -> None:
+    """Each is a batch of its own."""
+    for key in keys:
+        hold = await api.placed()
+        response = await release(api, [hold["id"]], headers={"Idempotency-Key": key})
+        assert statuses(await results(response)) == [200]
+        assert (await api.hold(hold))["state"] == "released"
+
+
+async def test_other_releases_at_the_same_time(api: Api, pool: Pool) -> None:
+    """One of them is done, and whole; the others are refused whole."""
+    bodies = [[(await api.placed())["id"] for _ in range(3)] for _ in range(6)]
+    once = {"headers": {"Idempotency-Key": "k"}}
+    answers = await asyncio.gather(*(release(api, ids, **once) for ids in bodies))
+    winner = [answer.status for answer in answers].index(200)
+    assert statuses(await results(answers[winner])) == [200] * 3
+    for i, ids in enumerate(bodies):
+        if i != winner:
+            code = (await read(answers[i]))["code"]
+            await problem(answers[i], 409 if code == "key_in_progress" else 422, code)
+            await problem(await release(api, ids, **once), 422, "key_reused")
+    released = await pool.fetch("SELECT id::text FROM holds WHERE state = 'released'")
+    assert {row["id"] for row in released} == set(bodies[winner])
+
+
+async def test_while_a_release_still_runs(api: Api) -> None:
+    """Another body is refused; a repeat goes on with what is missing."""
+    asked: list[str] = [(await api.placed())["id"] for _ in range(3)]
+    other = await api.placed()
+    once = {"headers": {"Idempotency-Key": "k"}}
+
+    def at_second(_conn: Conn, id_: UUID) -> bool:
+        return str(id_) == asked[1]
+
+    async with stuck(release(api, asked, **once), core, "release", at_second) as first:
+        await problem(await release(api, [other["id"]], **once), 422, "key_reused")
+        again = await results(await release(api, asked, **once))
+        assert statuses(again) == [200, 409, 200]
+        assert again[1]["problem"]["code"] == "key_in_progress"  # its transaction is the first one's
+    assert statuses(await results(await first)) == [200] * 3
+    assert statuses(await results(await release(api, asked, **once))) == [200] * 3
+    assert (await api.hold(other))["state"] == "held"
