@@ -876,6 +876,92 @@ BEGIN
     RETURN QUERY SELECT 'busy', '{}'::jsonb;
 END $$;
 
+-- Place many holds of one resource each, of any tenants, in one transaction: those that are simple. Whoever is not
+-- (its key was used or is in use, units are short, the resource is locked by somebody, the deadline is out of range)
+-- is left out, untouched, for expiry_place. No lock is waited for, so that no place delays the others.
+--
+-- p_requests: as of expiry_place, each with n, tenant, by, route, key and body_hash (hexadecimal). `placed` names
+-- those that were placed, by their n.
+CREATE OR REPLACE FUNCTION expiry_place_group(p_requests jsonb, OUT placed int[], OUT placed_at timestamptz)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now constant timestamptz := statement_timestamp();
+    v_locked int[];
+BEGIN
+    placed := '{}';
+    placed_at := v_now;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;  -- an old snapshot does not see what a lock has waited for
+    END IF;
+    -- First what is no row: the keys, and the slots of undeclared resources (see expiry_undeclared).
+    SELECT array_agg(l.n) INTO v_locked
+      FROM (SELECT q.n, q.tenant, q.route, q.key, q.resource_ids[1] AS resource_id, r.declared,
+                   row_number() OVER (PARTITION BY q.tenant, q.route, q.key ORDER BY q.n) AS nth
+              FROM jsonb_to_recordset(p_requests) AS q (n int, tenant text, route text, key text, resource_ids text[])
+              LEFT JOIN LATERAL (SELECT true AS declared FROM resources x
+                                  WHERE x.tenant_id = q.tenant AND x.resource_id = q.resource_ids[1] LIMIT 1) r ON true) l
+     WHERE l.nth = 1
+       AND pg_try_advisory_xact_lock(hashtextextended(l.tenant || '/' || l.route || '/' || l.key, 0))
+       AND (l.declared OR pg_try_advisory_xact_lock_shared(1163415129, hashtext(l.tenant || '/' || l.resource_id) & 63));
+    -- Then the counters. This statement sees what was committed before those locks were taken.
+    SELECT coalesce(array_agg(f.n), '{}') INTO placed
+      FROM (SELECT q.n, r.held, d.declared, k.known,
+                   r.held + r.confirmed + sum(q.quantities[1]) OVER (
+                       PARTITION BY q.tenant, q.resource_ids[1] ORDER BY q.n) > r.capacity AS short
+              FROM jsonb_to_recordset(p_requests) AS q (
+                       n int, tenant text, route text, key text, resource_ids text[], quantities int[],
+                       ttl_us bigint, expires_at timestamptz, max_lifetime_us bigint)
+              LEFT JOIN LATERAL (SELECT true AS known FROM idempotency_keys x
+                                  WHERE x.tenant_id = q.tenant AND x.route = q.route AND x.key = q.key LIMIT 1) k ON true
+              LEFT JOIN LATERAL (SELECT true AS declared FROM resources x
+                                  WHERE x.tenant_id = q.tenant AND x.resource_id = q.resource_ids[1] LIMIT 1) d ON true
+              LEFT JOIN LATERAL (SELECT x.capacity, x.held, x.confirmed FROM resources x
+                                  WHERE k.known IS NULL AND x.tenant_id = q.tenant AND x.resource_id = q.resource_ids[1]
+                                    FOR NO KEY UPDATE SKIP LOCKED) r ON true
+             WHERE q.n = ANY (v_locked)
+               AND coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
+                   BETWEEN v_now + interval '1 second'
+                       AND v_now + least(q.max_lifetime_us * interval '1 microsecond', interval '31536000 s')) f
+     WHERE f.known IS NULL AND CASE WHEN f.held IS NULL THEN f.declared IS NULL ELSE f.short IS NOT TRUE END;
+    IF cardinality(placed) = 0 THEN
+        RETURN;
+    END IF;
+    WITH wanted AS MATERIALIZED (
+        SELECT q.* FROM jsonb_to_recordset(p_requests) AS q (
+                   n int, tenant text, by text, route text, key text, body_hash text, id uuid, ttl_us bigint,
+                   expires_at timestamptz, resource_ids text[], quantities int[], holder text, external_ref text,
+                   metadata jsonb, max_renewals int, max_lifetime_us bigint)
+         WHERE q.n = ANY (placed)
+    ), counted AS (
+        UPDATE resources r SET held = r.held + u.quantity
+          FROM (SELECT w.tenant, w.resource_ids[1] AS resource_id, sum(w.quantities[1]) AS quantity
+                  FROM wanted w GROUP BY 1, 2) u
+         WHERE r.tenant_id = u.tenant AND r.resource_id = u.resource_id
+        RETURNING r.tenant_id, r.resource_id
+    ), placed_now AS (
+        INSERT INTO holds (id, tenant_id, resource_ids, quantities, counted, placed_at, expires_at, holder,
+                           external_ref, metadata, max_renewals, lifetime_ends_at)
+        SELECT w.id, w.tenant, w.resource_ids, w.quantities,
+               ARRAY[(w.tenant, w.resource_ids[1]) IN (SELECT c.tenant_id, c.resource_id FROM counted c)],
+               v_now, coalesce(w.expires_at, v_now + w.ttl_us * interval '1 microsecond'), w.holder,
+               w.external_ref, w.metadata, w.max_renewals, v_now + w.max_lifetime_us * interval '1 microsecond'
+          FROM wanted w
+        RETURNING id, tenant_id, resource_ids, quantities, holder, external_ref, expires_at
+    ), kept AS (
+        INSERT INTO idempotency_keys (tenant_id, route, key, body_hash, response)
+        SELECT w.tenant, w.route, w.key, decode(w.body_hash, 'hex'),
+               jsonb_build_object('ids', jsonb_build_array(w.id), 'placed_at', v_now)
+          FROM wanted w
+    )
+    INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+    SELECT (SELECT expiry_epoch()), 'place:' || p.id || ':1', p.tenant_id, 'hold.placed', p.id, 1, v_now,
+           jsonb_build_object('resource_ids', p.resource_ids, 'quantities', p.quantities, 'holder', p.holder,
+                              'external_ref', p.external_ref, 'expires_at', p.expires_at, 'by',
+                              (SELECT w.by FROM wanted w WHERE w.id = p.id))
+      FROM placed_now p;
+END $$;
+
 -- Renew: held -> held with a new deadline and the next generation, which makes every older wake-up stale.
 -- Outcomes: renewed | missing | generation | expired | ended | limit | out_of_range, and the hold as it is now.
 CREATE OR REPLACE FUNCTION expiry_renew(

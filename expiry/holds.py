@@ -146,7 +146,7 @@ async def place_many(
         raise _refusal(outcome, detail)
     placed_at, read_at = (datetime.fromisoformat(detail[at]).astimezone(UTC) for at in ("placed_at", "now"))
     ids = [UUID(i) for i in detail["ids"]] if outcome == "replayed" else [w.id for w in wanted]
-    holds = [_placed(w, i, tenant_id, placed_at, read_at) for w, i in zip(wanted, ids, strict=True)]
+    holds = [placed(w, i, tenant_id, placed_at, read_at) for w, i in zip(wanted, ids, strict=True)]
     if outcome == "replayed":
         return Placement(holds, replayed=True)
     holds[0] = replace(holds[0], reclaimed=detail["reclaimed"])
@@ -302,8 +302,8 @@ async def _fetch(conn: Conn, statement: str, *args: object) -> asyncpg.Record:
     return row
 
 
-def _placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, read_at: datetime) -> Hold:
-    """Build the hold as it was placed: the request and the database's clock say all of it."""
+def placed(wanted: Wanted, hold_id: UUID, tenant_id: str, placed_at: datetime, read_at: datetime) -> Hold:
+    """Answer the hold as it was placed: the request and the database's clock say all of it."""
     lifetime = wanted.max_lifetime_s
     expires_at = wanted.expires_at
     if wanted.ttl_s is not None:

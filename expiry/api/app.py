@@ -11,10 +11,11 @@ from expiry.api.document import docs, openapi
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
 from expiry.api.operation import Operation, routes
+from expiry.api.placer import Placer
 from expiry.api.problems import answer_problems
 from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, HINTS, KEYS, LANES, POOL, QUOTA, READINESS, SETTINGS, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, KEYS, LANES, PLACER, POOL, QUOTA, READINESS, SETTINGS, WAKEUPS
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
@@ -59,14 +60,16 @@ def make_app(
     app[HINTS] = Hints(wakeups)
     app[BUCKET] = bucket
     app[LANES] = Lanes(pool.get_max_size())
+    app[PLACER] = Placer(pool, app[HINTS])
     app[KEYS] = KeyRing(pool)
     app[QUOTA] = Quota(settings.api_rate_per_s)
     app[READINESS] = Readiness(pool=pool, settings=settings, wakeups=wakeups, ready=ready)
-    app.on_cleanup.append(_finish_hints)
+    app.on_cleanup.append(_finish)
     return app
 
 
-async def _finish_hints(app: web.Application) -> None:
+async def _finish(app: web.Application) -> None:
+    await app[PLACER].close()
     await app[HINTS].close()
 
 

@@ -16,8 +16,9 @@ from expiry.api.database import run
 from expiry.api.documents import again, answer_hold, as_stored, shown
 from expiry.api.once import once
 from expiry.api.operation import Call, Operations, answer
-from expiry.api.state import BUCKET, HINTS, LANES, POOL, WAKEUPS
+from expiry.api.state import BUCKET, HINTS, LANES, PLACER, POOL, WAKEUPS
 from expiry.expire import Wake
+from expiry.group import ask
 from expiry.holds import Conn, Hold, Placement
 from expiry.wakeups import REDIS_AWAY, charge
 from expiry.wanted import Wanted
@@ -81,6 +82,10 @@ async def place_now(
 ) -> Placement:
     """Place holds, all or none, in one statement, then their wake-ups."""
     tenant_id, by = call.tenant_id, call.by
+    if len(wanted) == 1 and (name := key or call.key):
+        one = ask(wanted[0], tenant_id=tenant_id, by=by, route=route, key=name, body_hash=body_hash)
+        if one is not None and (hold := await call.app[PLACER].place(one)):
+            return Placement([hold])
 
     async def work(conn: Conn) -> Placement:
         return await holds.place_many(

@@ -5,6 +5,7 @@ from aiohttp import web
 
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
+from expiry.api.placer import Placer
 from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
@@ -15,6 +16,7 @@ from governor import Bucket
 POOL: "web.AppKey[asyncpg.Pool[asyncpg.Record]]" = web.AppKey("POOL")
 WAKEUPS: web.AppKey[Wakeups | None] = web.AppKey("WAKEUPS")
 LANES: web.AppKey[Lanes] = web.AppKey("LANES")
+PLACER: web.AppKey[Placer] = web.AppKey("PLACER")
 HINTS: web.AppKey[Hints] = web.AppKey("HINTS")
 BUCKET: web.AppKey[Bucket | None] = web.AppKey("BUCKET")
 KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tests.flow import test_cases_b, test_cases_c
-from tests.integration import test_capacity, test_declare, test_expire, test_feed, test_place, test_verbs
+from tests.integration import (
+    test_capacity,
+    test_declare,
+    test_expire,
+    test_feed,
+    test_group,
+    test_place,
+    test_verbs,
+)
 
 Scene: TypeAlias = Callable[..., Awaitable[None]]
 Change: TypeAlias = tuple[str, str]  # find this, put that
@@ -332,4 +340,51 @@ FEED = (
     ),
 )
 
-MUTANTS = (*P1, *P2, *P3, *P4, *P6, *P7, *P8, *FEED)
+GROUP = (
+    Mutant(
+        name="group-oversells",
+        breaks="P7: a group takes what is not there",
+        schema=(("ELSE f.short IS NOT TRUE END", "ELSE true END"),),
+        caught_by=(
+            test_group.test_what_is_short_is_left_alone,
+            test_group.test_p7_groups_and_others_sell_what_there_is,
+        ),
+    ),
+    Mutant(
+        name="group-takes-each-for-itself",
+        breaks="P7: each place of a group is compared with what there was before all of them",
+        schema=(("PARTITION BY q.tenant, q.resource_ids[1] ORDER BY q.n", "PARTITION BY q.n"),),
+        caught_by=(test_group.test_what_is_short_is_left_alone,),
+    ),
+    Mutant(
+        name="group-does-not-lock-undeclared",
+        breaks="P7: a declaration does not count the places of a group in flight",
+        schema=(
+            (
+                "hashtext(l.tenant || '/' || l.resource_id) & 63));",
+                "hashtext(l.tenant || '/' || l.resource_id) & 63) OR true);",
+            ),
+        ),
+        caught_by=(
+            test_group.test_p7_a_group_in_flight_is_counted_by_the_declaration,
+            test_group.test_p7_a_declaration_under_way_is_not_waited_for,
+        ),
+    ),
+    Mutant(
+        name="group-ignores-keys",
+        breaks="a key that was used places again",
+        schema=(("WHERE f.known IS NULL AND CASE", "WHERE CASE"),),
+        caught_by=(
+            test_group.test_a_key_that_was_used_is_left_alone,
+            test_group.test_two_groups_with_one_key_place_once,
+        ),
+    ),
+    Mutant(
+        name="group-places-a-key-twice",
+        breaks="one key twice in a group is placed twice",
+        schema=(("WHERE l.nth = 1", "WHERE true"),),
+        caught_by=(test_group.test_one_key_is_placed_once_in_a_group,),
+    ),
+)
+
+MUTANTS = (*P1, *P2, *P3, *P4, *P6, *P7, *P8, *FEED, *GROUP)

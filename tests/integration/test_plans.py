@@ -13,8 +13,9 @@ import asyncpg
 import pytest
 
 from expiry import errors, history, holds, listing, outbox, overview, promoter, prune, resources, sweep
+from expiry.group import ask, place_group
 from expiry.holds import Conn, Hold
-from expiry.wanted import Item
+from expiry.wanted import Item, Wanted
 from tests import scene
 from tests.scene import TENANT
 
@@ -116,6 +117,17 @@ async def every_statement(conn: Conn, number: int) -> list[Hold]:
     late = await scene.overdue(conn, first, holder="buyer-7")
     later = await scene.overdue(conn, "y", further)
     placed = [await scene.place(conn, first), await scene.place(conn, further, "y", holder="buyer-7")]
+    asks = [
+        ask(
+            Wanted(items=[Item(name)], ttl_s=60),
+            tenant_id=TENANT,
+            by="x",
+            route="place",
+            key=f"{number}-{name}",
+        )
+        for name in (first, "y", further)
+    ]
+    assert all(await place_group(conn, [one for one in asks if one is not None]))
     for name in (first, further):
         await full(conn, name)
         placed.append(await scene.place(conn, name))  # reclaims
@@ -186,7 +198,7 @@ EXPECTED = {
     prune.TENANTS_WITH_OLD_EVENTS: {"outbox_pkey"},
     "SELECT p.ctid": {"outbox_pkey"},
     # expiry_place: what is short, who has it already, what is reclaimed or replaced, what is taken
-    "SELECT x.capacity": {"resources_pkey"},
+    "SELECT x.capacity, x.held, x.confirmed FROM resources x WHERE x.tenant_id": {"resources_pkey"},
     "SELECT coalesce(sum(s.quantity), 0), coalesce(array_agg(s.id)": {
         "holds_by_resource",
         "holds_by_further_resource",
@@ -195,6 +207,10 @@ EXPECTED = {
     "'insufficient_capacity'": {"holds_by_holder"},
     "ORDER BY h.id FOR NO KEY UPDATE": {"holds_pkey"},
     "UPDATE resources r SET held = r.held + v_want": {"resources_pkey"},
+    # expiry_place_group: which are declared, which keys are known and what there is, what is taken
+    "row_number() OVER (PARTITION BY q.tenant": {"resources_pkey"},
+    "PARTITION BY q.tenant, q.resource_ids[1]": {"resources_pkey", "idempotency_keys_pkey"},
+    "WITH wanted AS MATERIALIZED": {"resources_pkey"},
     # expiry_expire: what is due, its resources, its end, the outcomes
     "WHERE h.id = w.id AND h.state || '' = 'held'": {"holds_pkey"},
     "SELECT FROM unnest(v_tenants": {"resources_pkey"},
