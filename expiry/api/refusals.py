@@ -10,7 +10,8 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from expiry.api.problems import problem
 
-# aiohttp's parser says what is wrong, and then quotes the request: only the first part is for an answer.
+# aiohttp's parser says what is wrong, and then quotes the request: only the first part is for an answer
+# or a log, for what it quotes may be a key.
 _SAID = re.compile(r"[A-Za-z][A-Za-z0-9 ,'/-]*")
 _TOO_MANY = "Too many headers"
 
@@ -19,7 +20,9 @@ log = structlog.get_logger()
 
 def unreadable(request: web.BaseRequest, error: HttpProcessingError) -> web.Response:
     """Answer a head that the parser refused: 400, or 431 if it is too large."""
-    log.debug("http.unreadable", reason=repr(error))
+    said = _SAID.match(error.message)
+    reason = said[0].strip() if said else "it cannot be read"
+    log.debug("http.unreadable", kind=type(error).__name__, reason=reason)
     if isinstance(error, LineTooLong) or error.message.startswith(_TOO_MANY):
         return problem(
             request,
@@ -28,13 +31,12 @@ def unreadable(request: web.BaseRequest, error: HttpProcessingError) -> web.Resp
             title="Headers too large",
             detail="The request line or a header is too long, or there are too many headers.",
         )
-    said = _SAID.match(error.message)
     return problem(
         request,
         HTTPStatus.BAD_REQUEST,
         code="malformed",
         title="Malformed request",
-        detail=f"This is no request of HTTP/1.1: {said[0].strip() if said else 'it cannot be read'}.",
+        detail=f"This is no request of HTTP/1.1: {reason}.",
     )
 
 
