@@ -49,6 +49,8 @@ async def _raw(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
+    except OSError:  # what ended the connection; the answer reaches nobody, but is counted as what it is
+        raise MalformedError("The body was cut: the client went away.") from None
 
 
 def parse(raw: bytes, depth_max: int) -> Any:  # noqa: ANN401 - JSON

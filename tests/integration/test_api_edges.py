@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -161,6 +162,31 @@ async def test_who_leaves_an_answer_does_not_outlive_the_close(
         await asyncio.get_running_loop().sock_sendall(client, HEALTH[:10])
         await eventually(holds_true(lambda: counted("expiry_http_cut_total", reason="answer_left") == 1))
         await eventually(holds_true(lambda: counted("expiry_http_connections") == 0))
+
+
+@pytest.mark.parametrize("resets", [False, True])
+async def test_who_goes_away_in_its_body_is_no_failure_of_ours(
+    pool: Pool,
+    key: str,
+    resets: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Closed or reset: a 400 that reaches nobody, and not a 500 with a traceback."""
+    counted = Counted()
+    place = request("POST", "/v1/holds", key=key, body=b"{" + b" " * 100, Idempotency_Key="k")
+
+    def answered(status: str) -> float:
+        return counted("expiry_api_requests_total", route="/v1/holds", method="POST", status=status)
+
+    async with served(pool, **PATIENT) as it:
+        async with it.wire() as wire:
+            wire.send(place[:-50])
+            assert await wire.quiet(SOON_S)
+            if resets:
+                at_once = struct.pack("ii", 1, 0)
+                wire.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        await eventually(holds_true(lambda: counted("expiry_http_connections") == 0))
+        await eventually(holds_true(lambda: answered("400") + answered("500") == 1))
+        assert answered("400") == 1
 
 
 # --- how much
