@@ -17,12 +17,14 @@ from expiry.holds import Conn, Hold, columns, from_row
 
 SCAN_MAX = 1000  # rows that one page looks at for those it wants
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# In a cursor, which anybody can make up; with an offset a time may be later than any that UTC can say.
+Moment = Annotated[AwareDatetime, Field(ge=EPOCH, le=datetime.max.replace(tzinfo=UTC))]
 
 
 class Position(NamedTuple):
     """Where a page ended: deadline and id of the last hold that was looked at."""
 
-    expires_at: Annotated[AwareDatetime, Field(ge=EPOCH)]
+    expires_at: Moment
     id: UUID
 
 

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import AwareDatetime, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from expiry import errors, keys, listing
 from expiry.api import cursor
@@ -23,7 +23,7 @@ from expiry.wire.times import rfc3339, rfc3339_or_none
 operations = Operations("keys")
 
 _POSITIONS: TypeAdapter[tuple[datetime, str]] = TypeAdapter(
-    tuple[Annotated[AwareDatetime, Field(ge=listing.EPOCH)], Annotated[str, Field(pattern="^[0-9a-f]*$")]]
+    tuple[listing.Moment, Annotated[str, Field(pattern="^[0-9a-f]*$")]]
 )
 
 

@@ -208,18 +208,31 @@ async def test_nul_in_a_query_is_refused(api: Api) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "places"),
     [
-        ("/v1/events", EventsQuery(), ([10**23, 1, 1], [1, 10**23, 1], [1, -5, 1], [1, 1], "x", [1, 1, 1.5])),
+        (
+            "/v1/events",
+            EventsQuery(),
+            ([10**23, 1, 1], [1, 10**23, 1], [1, 1, 2**63], [1, -5, 1], [1, 1], "x", [1, 1, 1.5]),
+        ),
         (
             "/v1/holds",
             HoldsQuery(),
             (
                 ["0001-01-01T00:00:00+23:00", NOBODY],
+                ["9999-12-31T23:59:59-23:59", NOBODY],
                 ["2026-01-01T00:00:00", NOBODY],
                 ["2026-01-01T00:00:00Z", "x"],
             ),
         ),
         ("/v1/resources", ResourcesQuery(), ("\0", "x" * 256, 1)),
-        ("/v1/keys", KeysQuery(), (["2026-01-01T00:00:00Z", "\0"], ["0001-01-01T00:00:00+23:00", ""])),
+        (
+            "/v1/keys",
+            KeysQuery(),
+            (
+                ["2026-01-01T00:00:00Z", "\0"],
+                ["0001-01-01T00:00:00+23:00", ""],
+                ["9999-12-31T23:59:59-23:59", ""],
+            ),
+        ),
     ],
 )
 async def test_a_cursor_that_was_never_given_is_refused(
