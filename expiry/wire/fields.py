@@ -42,7 +42,8 @@ def _uuid(value: object) -> object:
     return UUID(value) if isinstance(value, str) else value
 
 
-def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+def _metadata(value: dict[str, Any]) -> dict[str, Any] | None:
+    """Check what is kept. An empty object is None: holds without metadata are answered with one."""
     plain: dict[str, Any] = _plain(value)
     size = len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode())
     if size > METADATA_BYTES_MAX:
@@ -51,7 +52,7 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
             "metadata takes {size} bytes of at most {max}",
             {"size": size, "max": METADATA_BYTES_MAX},
         )
-    return plain
+    return plain or None
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta, timezone
 
 import asyncpg
 import pytest
@@ -123,5 +124,29 @@ async def test_what_tells_requests_apart_is_what_they_want(api: Api) -> None:
     again = await api.verb(hold, "confirm", headers={"Idempotency-Key": "c"}, generation=1)
     assert again.headers["Idempotent-Replayed"] == "true"
     await problem(await api.verb(hold, "confirm", headers={"Idempotency-Key": "c"}), 422, "key_reused")
-    assert (await api.place(once="d", ttl_s=60)).status == 201
-    assert (await api.place(once="d", ttl_s=60.0, quantity=1)).headers["Idempotent-Replayed"] == "true"
+
+
+async def test_what_tells_places_apart_is_what_they_want(api: Api) -> None:
+    """Numbers, times and defaults written otherwise place nothing more, alone and in a batch."""
+    at = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=500_000)
+    later = at.astimezone(timezone(timedelta(hours=2)))
+    text = at.isoformat()
+    for number, spellings in enumerate(
+        (
+            ['"ttl_s": 60', '"ttl_s": 60.0, "quantity": 1', '"ttl_s": 6e1, "expires_at": null'],
+            ['"ttl_s": 60.5', '"ttl_s": 60.50', '"ttl_s": 6.05e1'],
+            [f'"expires_at": "{t}"' for t in (text, text.replace("+00:00", "Z"), later.isoformat())],
+            [f'"ttl_s": 60{m}' for m in ("", ', "metadata": {}', ', "metadata": null')],
+            [f'"ttl_s": 60, "metadata": {{{m}}}' for m in ('"a": 0.5, "b": 1', '"b": 1, "a": 0.50')],
+        )
+    ):
+        for path, body in (
+            ("/v1/holds", '{"resource_id": "seat", %s}'),
+            ("/v1/holds/batch", '{"holds": [{"resource_id": "seat", %s}]}'),
+        ):
+            headers = {"Idempotency-Key": f"{path} {number}", "Content-Type": "application/json"}
+            answers = [
+                await api.ask("POST", path, headers=headers, data=(body % one).encode()) for one in spellings
+            ]
+            replayed = [a.headers.get("Idempotent-Replayed") for a in answers]
+            assert replayed == [None] + ["true"] * (len(spellings) - 1), spellings
