@@ -87,10 +87,24 @@ def request_of(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def kept_bytes(text: str) -> int:
+    """Answer how many bytes this JSON takes as PostgreSQL says it: 1e300 has 301 digits there."""
+    size = len(text.encode())
+    if size > METADATA_BYTES_MAX:
+        return size  # too many already
+
+    def unfold(number: str) -> None:
+        nonlocal size
+        size += len(f"{Decimal(number):f}") - len(number)
+
+    json.loads(text, parse_float=unfold)
+    return size
+
+
 def _check_metadata(metadata: dict[str, Any] | None) -> None:
     try:
         text = json.dumps(metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
+        size = kept_bytes(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.OutOfRangeError(f"metadata is what JSON can say: {error}") from error
     if size > METADATA_BYTES_MAX or NUL_IN_JSON.search(text):

@@ -89,7 +89,9 @@ class PlaceBody(DeadlineBody):
         default=None, description="The caller's own reference.", examples=["cart-77"]
     )
     metadata: Metadata | None = Field(
-        default=None, description="Any object, at most 8 KiB.", examples=[{"channel": "web"}]
+        default=None,
+        description="Any object, at most 8 KiB, numbers written out.",
+        examples=[{"channel": "web"}],
     )
     max_renewals: Annotated[int, Field(ge=0, le=INT_MAX)] | None = Field(
         default=None, description="How often the hold may be renewed; null: any number.", examples=[3]

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from expiry.wanted import METADATA_BYTES_MAX, QUANTITY_MAX, TEXT_MAX, TTL_S_MAX
+from expiry.wanted import METADATA_BYTES_MAX, QUANTITY_MAX, TEXT_MAX, TTL_S_MAX, kept_bytes
 from expiry.wire.times import parse_rfc3339
 
 INT64_MAX = 2**63 - 1
@@ -45,7 +45,7 @@ def _uuid(value: object) -> object:
 def _metadata(value: dict[str, Any]) -> dict[str, Any] | None:
     """Check what is kept. An empty object is None: holds without metadata are answered with one."""
     plain: dict[str, Any] = _plain(value)
-    size = len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode())
+    size = kept_bytes(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
     if size > METADATA_BYTES_MAX:
         raise PydanticCustomError(
             "metadata_size",

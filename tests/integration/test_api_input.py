@@ -285,6 +285,21 @@ async def test_metadata_comes_back_as_it_went(api: Api) -> None:
     assert (await api.placed(metadata=full))["metadata"] == full
 
 
+@pytest.mark.parametrize("number", ["1e308", "-1e16", "5e-324", "1.5e-7", "1.7976931348623157e308"])
+async def test_metadata_is_measured_as_it_is_kept(
+    api: Api, pool: asyncpg.Pool[asyncpg.Record], number: str
+) -> None:
+    """A number with an exponent is written out by PostgreSQL, and so in answers: 8 KiB are that much."""
+    written_out = await pool.fetchval("SELECT $1::text::jsonb::text", number)
+    used = len('{"a":["",]}') + len(",".join([written_out] * 20))
+    for size, status in ((8192, 201), (8193, 422)):
+        metadata = f'{{"a":["{"x" * (size - used)}",{",".join([number] * 20)}]}}'
+        response = await send(api, f'{{"ttl_s": 5, {SEAT}, "metadata": {metadata}}}')
+        assert response.status == status, await response.text()
+    kept = await pool.fetchval("SELECT metadata::text FROM holds")
+    assert len(kept.replace(", ", ",").replace(": ", ":")) == 8192
+
+
 async def test_a_body_over_a_mebibyte_is_413(api: Api) -> None:
     """Announced, chunked or compressed; exactly 1 MiB is read."""
     body = json.dumps({"ttl_s": 5, "resource_id": "seat"}).encode()
