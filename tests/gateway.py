@@ -22,6 +22,8 @@ SPOILT: dict[str, tuple[int, str] | None] = {
     "cut": None,
     "busy": (503, PROBLEM.format("busy", 503)),
     "quota": (429, PROBLEM.format("quota", 429)),
+    "late": (408, PROBLEM.format("request_timeout", 408)),
+    "late at the gateway": (408, ""),
     "in progress": (409, PROBLEM.format("key_in_progress", 409)),
     "bad gateway": (502, "<html>Bad Gateway</html>"),
     "no capacity at the gateway": (503, ""),

@@ -26,7 +26,8 @@ RETRY_S = 0.1  # wait before the second attempt; doubles with each, with jitter
 RETRY_S_MAX = 3.0
 LEAST_S = 0.001  # of a timeout: aiohttp takes 0 for none at all
 
-_COME_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+# 408: the request did not come whole, so on another connection it may.
+_COME_AGAIN = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
