@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections import Counter
 from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -56,9 +55,15 @@ async def _raw(request: web.Request) -> bytes:
 def parse(raw: bytes, depth_max: int) -> Any:  # noqa: ANN401 - JSON
     """Read JSON; numbers with a fraction or exponent stay Decimal, so that nothing is rounded."""
     try:
-        document = json.loads(
-            raw.decode(), object_pairs_hook=_object, parse_float=Decimal, parse_constant=_no_constant
-        )
+        text = raw.decode()
+        try:
+            document = json.loads(
+                text, object_pairs_hook=_object, parse_float=Decimal, parse_constant=_no_constant
+            )
+        except _TwiceError:  # read again, for what is read first knows nothing of what it stands in
+            steps = _twice(json.loads(text, object_pairs_hook=_Members, parse_float=Decimal))
+            pointer = "/".join(["#", *map(escaped, steps[:depth_max])])
+            raise InvalidError(errors=[wrong(pointer, "the field is there twice")]) from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"The body is not JSON in UTF-8: {_said(error)}.") from None
     except (ValueError, ArithmeticError):  # more digits than Python reads, or an exponent beyond Decimal's
@@ -151,12 +156,31 @@ def _check_content_type(request: web.Request) -> None:
         raise NotJSONError
 
 
+class _TwiceError(Exception):
+    """An object has a field twice."""
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of an object, however often one is there."""
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise InvalidError(errors=[wrong(f"#/{escaped(twice)}", "the field is there twice")])
+        raise _TwiceError
     return found
+
+
+def _twice(value: list[Any]) -> list[str]:
+    """Answer the steps to the first field that is there twice; none: there is no such field."""
+    seen = set()
+    for name, inner in value if isinstance(value, _Members) else enumerate(value):
+        if name in seen:
+            return [str(name)]
+        seen.add(name)
+        if isinstance(inner, list) and (steps := _twice(inner)):
+            return [str(name), *steps]
+    return []
 
 
 def _no_constant(name: str) -> NoReturn:

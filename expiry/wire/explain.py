@@ -12,7 +12,9 @@ def explained(error: ValidationError, root: str = "#/") -> list[dict[str, str]]:
     return [
         wrong(
             (root + "/".join(escaped(str(step)) for step in found["loc"])) if found["loc"] else root[0],
-            "Input should be a number" if found["type"] == "is_instance_of" else found["msg"],
+            "Input should be a number"
+            if found["type"] == "is_instance_of"
+            else found["msg"].removeprefix("Value error, "),
         )
         for found in error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]
     ]

@@ -39,7 +39,12 @@ def _time(value: object) -> object:
 
 
 def _uuid(value: object) -> object:
-    return UUID(value) if isinstance(value, str) else value
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value if isinstance(value, str) else "")
+    except ValueError:
+        raise PydanticCustomError("uuid", "a UUID is wanted, as a string") from None
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any] | None:

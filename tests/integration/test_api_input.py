@@ -224,6 +224,28 @@ WRONG_ITEMS: list[tuple[object, str]] = [
 ]
 
 
+WORDS: list[tuple[dict[str, object], str]] = [
+    ({"replaces": 5}, "#/replaces: a UUID is wanted, as a string"),
+    ({"replaces": "x"}, "#/replaces: a UUID is wanted, as a string"),
+    ({"ttl_s": "60"}, "#/ttl_s: Input should be a number"),
+    (
+        {"expires_at": "soon"},
+        "#/expires_at: a time in RFC 3339 with a zone, like 2026-12-24T18:00:00Z, is needed",
+    ),
+    ({"expires_at": "2026-13-01T00:00:00Z"}, "#/expires_at: month must be in 1..12"),
+]
+
+
+@pytest.mark.parametrize(("change", "detail"), WORDS)
+async def test_what_is_wrong_is_said_in_the_terms_of_the_wire(
+    api: Api, change: dict[str, object], detail: str
+) -> None:
+    """Not in those of the library that found it."""
+    document = {"ttl_s": 60, "resource_id": "seat"} | change
+    found = await problem(await send(api, json.dumps(document)), 422, "invalid")
+    assert found["detail"].startswith(detail)
+
+
 async def test_a_wrong_item_is_named(api: Api, subtests: pytest.Subtests) -> None:
     """The pointer leads into the list."""
     for items, pointer in WRONG_ITEMS:
@@ -239,16 +261,20 @@ async def test_a_body_is_an_object(api: Api, body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "pointer"),
     [
-        f'{{"ttl_s": 5, "ttl_s": 6, {SEAT}}}',
-        f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": {{"b": 1, "b": 1}}}}}}',
-        f'{{"ttl_s": 5, {SEAT}, "tt\\u006c_s": 5}}',
+        (f'{{"ttl_s": 5, "ttl_s": 6, {SEAT}}}', "#/ttl_s"),
+        (f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a": [0, {{"b": 1, "b": 1}}]}}}}', "#/metadata/a/1/b"),
+        (f'{{"ttl_s": 5, {SEAT}, "metadata": {{"a/": {{"": {{}}, "": 0}}}}}}', "#/metadata/a~1/"),
+        (f'{{"ttl_s": 5, {SEAT}, "tt\\u006c_s": 5}}', "#/ttl_s"),
+        ('{"items": [' + '{"a": 1}, ' * 9 + '{"b": 1, "a": 1, "b": 2}]}', "#/items/9/b"),
+        ('{"a": ' * 500 + '{"b": 1, "b": 2}' + "}" * 500, "#" + "/a" * 32),
     ],
 )
-async def test_a_field_twice_is_refused(api: Api, body: str) -> None:
+async def test_a_field_twice_is_refused(api: Api, body: str, pointer: str) -> None:
     """Which of the two counts would be anybody's guess."""
-    await problem(await send(api, body), 422, "invalid")
+    found = await problem(await send(api, body), 422, "invalid")
+    assert [e["pointer"] for e in found["errors"]] == [pointer]
 
 
 @pytest.mark.parametrize(
