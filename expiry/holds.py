@@ -131,7 +131,14 @@ async def place_many(
     """
     if not wanted:
         return Placement([])
-    requests = [request_of(w) for w in wanted]
+    requests = []
+    for index, one in enumerate(wanted):
+        try:
+            requests.append(request_of(one))
+        except errors.OutOfRangeError as error:
+            if len(wanted) > 1:
+                error.facts["index"] = index
+            raise
     replaced = [w.replaces for w in wanted if w.replaces is not None]
     if len(set(replaced)) < len(replaced):
         raise errors.OutOfRangeError("two holds replace the same one: each hold is replaced once")

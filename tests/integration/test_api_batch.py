@@ -167,13 +167,14 @@ async def test_atomic_is_all_or_none(api: Api, pool: Pool) -> None:
 
 
 async def test_atomic_names_the_hold_that_was_refused(api: Api) -> None:
-    """A deadline in the past, a hold to be replaced that is not there or has ended."""
+    """A deadline in the past or in the year 9999, a hold to be replaced that is not there or has ended."""
     ended = await api.placed()
     await api.verb(ended, "release")
     held = await api.placed()
     past = {"resource_id": "a", "expires_at": "2020-01-01T00:00:00Z"}
     for wrong, status in (
         (past, 422),
+        (past | {"expires_at": "9999-12-31T00:00:00Z"}, 422),
         (wanted("a", replaces=str(uuid4()))[0], 404),
         (wanted("a", replaces=ended["id"])[0], 409),
     ):
