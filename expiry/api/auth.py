@@ -4,6 +4,7 @@ from typing import Literal
 
 from aiohttp import web
 
+from expiry.api import body
 from expiry.api.database import DRIVER_ERRORS, translated
 from expiry.api.state import KEYS, QUOTA
 from expiry.keys import KEY_CHARS_MAX, Principal
@@ -13,7 +14,7 @@ Scope = Literal["holds", "read", "operate", "platform"]
 
 
 async def authorize(request: web.Request, scope: Scope) -> Principal:
-    """Answer who calls. Raises UnauthenticatedError, ForbiddenError or QuotaError.
+    """Answer who calls. Raises MalformedError, UnauthenticatedError, ForbiddenError or QuotaError.
 
     The quota comes before the scope: who only collects refusals uses it up as well.
     """
@@ -30,7 +31,7 @@ async def authorize(request: web.Request, scope: Scope) -> Principal:
 
 
 def _bearer(request: web.Request) -> str:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, key = (body.header(request, "Authorization") or "").partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not 1 <= len(key) <= KEY_CHARS_MAX:
         raise UnauthenticatedError

@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from expiry import errors
+from expiry.api.problems import CODING
 from expiry.api.state import SETTINGS
 from expiry.wanted import TEXT_MAX
 from expiry.wire.explain import escaped, explained, wrong
@@ -20,10 +21,12 @@ from expiry.wire.problems import InvalidError, KeyMissingError, MalformedError, 
 M = TypeVar("M", bound=BaseModel)
 
 
+CODINGS = ("identity", "gzip", "deflate")  # of a body; aiohttp decodes them
 NO_GENERATION = 0  # they count from 1
 
 _ENTITY_TAG = re.compile(r'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 _ETAG = re.compile(r'"g([1-9][0-9]{0,17})"')
+_NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _ESCAPED = re.compile(r'\\(["\\])')
 
 
@@ -33,9 +36,11 @@ async def read(request: web.Request, model: type[M]) -> M:
     No body counts as `{}`. Raises NotJSONError, MalformedError, InvalidError, or aiohttp's 413 and 408.
     """
     document: Any = {}
-    if request.can_read_body and (raw := await _raw(request)):
-        _check_content_type(request)
-        document = parse(raw, request.app[SETTINGS].api_json_depth_max)
+    if request.can_read_body:
+        _check_coding(request)
+        if raw := await _raw(request):
+            _check_content_type(request)
+            document = parse(raw, request.app[SETTINGS].api_json_depth_max)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -91,9 +96,17 @@ def read_query(request: web.Request, model: type[M]) -> M:
         raise InvalidError(errors=explained(error, "?")) from None
 
 
+def header(request: web.Request, name: str) -> str | None:
+    """Answer a header that says one thing. Raises MalformedError if it is there twice."""
+    values = request.headers.getall(name, ())
+    if len(values) > 1:  # whoever stands in between may have read the other one
+        raise MalformedError(f"The header {name} is there twice.")
+    return values[0] if values else None
+
+
 def idempotency_key(request: web.Request, *, required: bool) -> str | None:
     """Answer the Idempotency-Key, the same whether quoted or bare. Raises KeyMissingError, MalformedError."""
-    key = request.headers.get("Idempotency-Key")
+    key = header(request, "Idempotency-Key")
     if key is None:
         if required:
             raise KeyMissingError
@@ -111,8 +124,8 @@ def wanted_generation(request: web.Request, in_body: int | None) -> int | None:
 
     Raises MalformedError for an If-Match that is no ETag, InvalidError if the two differ.
     """
-    etag = request.headers.get("If-Match", "*").strip()
-    if etag == "*":
+    etag = header(request, "If-Match")
+    if etag is None or (etag := etag.strip()) == "*":
         return in_body
     if not _ENTITY_TAG.fullmatch(etag):
         raise MalformedError('If-Match: one ETag as this API gave it, like "g2".')
@@ -137,6 +150,8 @@ def resource_id(request: web.Request) -> str:
     """Answer the percent-encoded id in the path. Raises MalformedError, InvalidError."""
     # From the raw path: aiohttp leaves what is not UTF-8 encoded, and so would name another resource.
     raw = request.rel_url.raw_path.rpartition("/")[2]
+    if _NO_ESCAPE.search(raw):  # and would stand for itself, so that an id had two spellings
+        raise MalformedError("resource_id: a percent sign is %25.")
     try:
         text = unquote_to_bytes(raw).decode()
     except UnicodeError:
@@ -146,6 +161,11 @@ def resource_id(request: web.Request) -> str:
     if not 1 <= len(text) <= TEXT_MAX:
         raise InvalidError(f"resource_id: 1 to {TEXT_MAX} characters.")
     return text
+
+
+def _check_coding(request: web.Request) -> None:
+    if (header(request, "Content-Encoding") or "identity").strip().lower() not in CODINGS:
+        raise NotJSONError(CODING)
 
 
 def _check_content_type(request: web.Request) -> None:

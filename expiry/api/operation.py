@@ -18,7 +18,7 @@ from expiry.api import auth, body
 from expiry.errors import ExpiryError
 from expiry.keys import Principal
 from expiry.wire.problems import ForbiddenError
-from expiry.wire.queries import Query
+from expiry.wire.queries import NoQuery, Query
 
 M = TypeVar("M", bound=BaseModel)
 Method: TypeAlias = Literal["GET", "PUT", "POST", "DELETE"]
@@ -78,6 +78,7 @@ class Operation:
         if issubclass(self.takes, Query):
             query = body.read_query(request, self.takes)
             return await self.work(Call(request, principal, query), query)
+        body.read_query(request, NoQuery)
         key = body.idempotency_key(request, required=self.key_required) if self.takes_key else None
         asked = await body.read(request, self.takes)
         return await self.work(Call(request, principal, asked, key), asked)

@@ -24,6 +24,8 @@ from expiry.wire.times import rfc3339
 
 log = structlog.get_logger()
 
+CODING = "Content-Encoding: gzip or deflate, or send the body as it is."
+
 # What aiohttp itself refuses; its other statuses are named by their phrase.
 _HTTP_CODES = {
     HTTPStatus.NOT_FOUND: "not_found",
@@ -43,12 +45,12 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except errors.ExpiryError as error:
-        return _refused(request, error)
+        return refused(request, error)
     except web.HTTPException as error:
         return _refused_by_aiohttp(request, error)
     except (HttpProcessingError, web.RequestPayloadError) as error:
         log.debug("api.body_unreadable", reason=repr(error))
-        return _refused(request, MalformedError("The body could not be read to its end."))
+        return refused(request, MalformedError("The body could not be read to its end."))
     except Exception:  # the outer edge: a bug of ours, never shown to the client
         log.exception("api.failed", method=request.method, path=request.path)
         return problem(
@@ -58,6 +60,16 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
             title="Internal error",
             detail="A bug of this service; what happened is in its log.",
         )
+
+
+def refused(request: web.BaseRequest, error: errors.ExpiryError) -> web.Response:
+    """Answer a refusal."""
+    headers = {}
+    if isinstance(error, COME_AGAIN):
+        headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
+    elif isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = 'Bearer realm="expiry"'
+    return _response(refusal(error, request.rel_url.raw_path), headers)
 
 
 def refusal(error: errors.ExpiryError, instance: str) -> dict[str, Any]:
@@ -103,15 +115,6 @@ def _response(document: Mapping[str, Any], headers: Mapping[str, str]) -> web.Re
         body=json.dumps(document, default=str).encode(),
         headers={"Content-Type": "application/problem+json", **headers},
     )
-
-
-def _refused(request: web.Request, error: errors.ExpiryError) -> web.Response:
-    headers = {}
-    if isinstance(error, COME_AGAIN):
-        headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
-    elif isinstance(error, UnauthenticatedError):
-        headers["WWW-Authenticate"] = 'Bearer realm="expiry"'
-    return _response(refusal(error, request.rel_url.raw_path), headers)
 
 
 def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:

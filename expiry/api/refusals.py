@@ -6,9 +6,10 @@ from http import HTTPStatus
 
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
-from expiry.api.problems import problem
+from expiry.api.problems import CODING, problem, refused
+from expiry.wire.problems import NotJSONError
 
 # aiohttp's parser says what is wrong, and then quotes the request: only the first part is for an answer
 # or a log, for what it quotes may be a key.
@@ -19,7 +20,7 @@ log = structlog.get_logger()
 
 
 def unreadable(request: web.BaseRequest, error: HttpProcessingError) -> web.Response:
-    """Answer a head that the parser refused: 400, or 431 if it is too large."""
+    """Answer a head that the parser refused: 400, 431 if it is too large, 415 for a coding."""
     said = _SAID.match(error.message)
     reason = said[0].strip() if said else "it cannot be read"
     log.debug("http.unreadable", kind=type(error).__name__, reason=reason)
@@ -31,6 +32,8 @@ def unreadable(request: web.BaseRequest, error: HttpProcessingError) -> web.Resp
             title="Headers too large",
             detail="The request line or a header is too long, or there are too many headers.",
         )
+    if isinstance(error, ContentEncodingError):  # one that aiohttp knows, but has no library for
+        return refused(request, NotJSONError(CODING))
     return problem(
         request,
         HTTPStatus.BAD_REQUEST,
@@ -40,9 +43,9 @@ def unreadable(request: web.BaseRequest, error: HttpProcessingError) -> web.Resp
     )
 
 
-def by_aiohttp(request: web.BaseRequest, refused: web.HTTPException) -> web.Response:
+def by_aiohttp(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """Answer what aiohttp itself refused before any middleware ran."""
-    status = HTTPStatus(refused.status)
+    status = HTTPStatus(error.status)
     return problem(
         request,
         status,

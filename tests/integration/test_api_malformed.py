@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from uuid import UUID
 
 import pytest
 
@@ -21,6 +22,8 @@ ON_BOTH_LOOPS = True  # bytes come in other pieces
 
 BODY = b'{"ttl_s": 60, "resource_id": "seat"}'
 PLACE = request("POST", "/v1/holds", key=TENANT, body=BODY, Idempotency_Key="k")
+CONFIRM = f"/v1/holds/{UUID(int=1)}/confirm"
+DECLARE = request("PUT", "/v1/resources/a", key=TENANT, body=b'{"capacity": 1}')
 TLS = bytes.fromhex("16030100f1010000ed0303") + bytes(range(230))
 
 TIMES = ("api_head_timeout_s", "api_body_timeout_s", "api_idle_timeout_s")
@@ -131,7 +134,20 @@ ODD = {
     "an idempotency key that is no text": (PLACE.replace(b"Key: k", b"Key: \xff"), 400),
     "a type that is no text": (PLACE.replace(b"application/json", b"application/\xff"), 415),
     "a charset that is none": (PLACE.replace(b"application/json", b'application/json; charset="\xff'), 415),
-    "a coding that is none": (header("Content-Encoding: nonsense"), 201),
+    "a coding that is none": (header("Content-Encoding: nonsense"), 415),
+    "a coding of another kind": (header("Content-Encoding: br"), 415),
+    "two codings": (header("Content-Encoding: gzip, gzip"), 415),
+    "two coding headers": (header("Content-Encoding: identity\r\nContent-Encoding: identity"), 400),
+    "no coding": (header("Content-Encoding: Identity"), 201),
+    "two keys": (header(f"Authorization: Bearer {TENANT}"), 400),
+    "two idempotency keys": (header("Idempotency-Key: k"), 400),
+    "two conditions": (header("If-Match: *\r\nIf-Match: *", request("POST", CONFIRM, key=TENANT)), 400),
+    "a query where there is none": (PLACE.replace(b"/v1/holds", b"/v1/holds?x=1"), 422),
+    "NUL in such a query": (PLACE.replace(b"/v1/holds", b"/v1/holds?x=%00"), 400),
+    "a query of a declaration": (DECLARE.replace(b"/v1/resources/a", b"/v1/resources/a?x=1"), 422),
+    "an id that is no escape": (DECLARE.replace(b"/a", b"/%zz"), 400),
+    "an id that is half an escape": (DECLARE.replace(b"/a", b"/a%2"), 400),
+    "an id that is escaped": (DECLARE.replace(b"/a", b"/a%2f%25zz"), 200),
     "HTTP/0.9": (b"GET /healthz\r\n\r\n", 200),
     "HTTP/1.0": (HEALTH.replace(b"1.1", b"1.0"), 200),
 }

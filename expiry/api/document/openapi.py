@@ -26,13 +26,14 @@ REF = "#/components/schemas/{model}"
 PROBLEM = "application/problem+json"
 
 _ANYBODY: Refusals = (
+    problems.MalformedError,  # a header twice, NUL in the query
+    problems.InvalidError,  # a parameter that it does not know
     problems.UnauthenticatedError,
     problems.ForbiddenError,
     problems.QuotaError,
     errors.BusyError,
     errors.UnavailableError,
 )
-_READ: Refusals = (problems.MalformedError, problems.InvalidError)
 _COME_AGAIN = {error.code for error in problems.COME_AGAIN}
 
 
@@ -224,10 +225,6 @@ def _example(schema: Json, schemas: Json) -> Any:  # noqa: ANN401 - JSON
 def _codes(operation: Operation, others: Iterable[Operation]) -> dict[str, tuple[HTTPStatus, str]]:
     """Say how it may refuse: as anybody does, for what it reads, and for what it is."""
     found = [*_ANYBODY, *operation.refuses]
-    if operation.takes.model_fields or operation.takes_key or "{resource_id}" in operation.path:
-        found += _READ
-    else:
-        found += _READ[1:]  # a parameter that it does not know
     by_aiohttp = []
     if not issubclass(operation.takes, Query):
         found.append(problems.NotJSONError)
