@@ -163,9 +163,12 @@ async def place_many(
     return Placement(holds, reclaimed=detail["reclaimed"])
 
 
+_SORTED = json.JSONEncoder(sort_keys=True).encode
+
+
 def fingerprint(requests: Sequence[dict[str, Any]]) -> bytes:
     """Tell requests apart by what they want, however it was written."""
-    text = json.dumps([r | {"id": None} for r in requests], sort_keys=True)
+    text = _SORTED([r | {"id": None} for r in requests])
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -19,10 +19,10 @@ ITEMS_MAX = 50
 TTL_S_MAX = 31_536_000  # a year
 TEXT_MAX = 255
 QUANTITY_MAX = 1_000_000_000
-DECIMALS_MAX = 6  # of a number of seconds: microseconds
 INT_MAX = 2**31 - 1
 YEAR_MAX = 9998
 METADATA_BYTES_MAX = 8192
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -70,7 +70,8 @@ def request_of(wanted: Wanted) -> dict[str, Any]:
         _check_text(name, getattr(wanted, name))
     if wanted.max_renewals is not None and not 0 <= wanted.max_renewals <= INT_MAX:
         raise errors.OutOfRangeError(f"max_renewals is from 0 to {INT_MAX}")
-    _check_metadata(wanted.metadata)
+    if wanted.metadata is not None:
+        _check_metadata(wanted.metadata)
     lifetime = wanted.max_lifetime_s
     return {
         "id": str(wanted.id),
@@ -101,7 +102,7 @@ def kept_bytes(text: str) -> int:
     return size
 
 
-def _check_metadata(metadata: dict[str, Any] | None) -> None:
+def _check_metadata(metadata: dict[str, Any]) -> None:
     try:
         text = json.dumps(metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = kept_bytes(text)
@@ -114,8 +115,7 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
 def _check_text(name: str, text: str | None) -> None:
     if text is None:
         return
-    unstorable = any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
-    if not 1 <= len(text) <= TEXT_MAX or unstorable:
+    if not 1 <= len(text) <= TEXT_MAX or _UNSTORABLE.search(text):
         raise errors.OutOfRangeError(f"{name} has 1 to {TEXT_MAX} characters, no NUL, no lone surrogate")
 
 
@@ -137,10 +137,10 @@ def micros(seconds: Seconds, name: str) -> int:
     elif isinstance(seconds, bool) or not isinstance(seconds, int | float | Decimal):
         raise errors.OutOfRangeError(f"{name} is a number of seconds")
     else:
-        exact = Decimal(str(seconds))
+        exact = seconds if isinstance(seconds, Decimal) else Decimal(str(seconds))
     if not exact.is_finite() or not 1 <= exact <= TTL_S_MAX:
         raise errors.OutOfRangeError(f"{name} is from 1 to {TTL_S_MAX} seconds")
-    exponent = exact.normalize().as_tuple().exponent
-    if isinstance(exponent, int) and exponent < -DECIMALS_MAX:
+    whole = int(exact * 1_000_000)
+    if whole != exact * 1_000_000:
         raise errors.OutOfRangeError(f"{name} has at most six decimals")
-    return int(exact * 1_000_000)
+    return whole

@@ -49,6 +49,8 @@ async def read(request: web.Request, model: type[M]) -> M:
 
 async def _raw(request: web.Request) -> bytes:
     try:
+        if request.content.is_eof():  # it came with the head
+            return await request.read()
         async with asyncio.timeout(request.app[SETTINGS].api_body_timeout_s):
             return await request.read()
     except TimeoutError:
@@ -62,9 +64,7 @@ def parse(raw: bytes, depth_max: int) -> Any:  # noqa: ANN401 - JSON
     try:
         text = raw.decode()
         try:
-            document = json.loads(
-                text, object_pairs_hook=_object, parse_float=Decimal, parse_constant=_no_constant
-            )
+            document = _DECODE(text)
         except _TwiceError:  # read again, for what is read first knows nothing of what it stands in
             steps = _twice(json.loads(text, object_pairs_hook=_Members, parse_float=Decimal))
             pointer = "/".join(["#", *map(escaped, steps[:depth_max])])
@@ -205,6 +205,9 @@ def _twice(value: list[Any]) -> list[str]:
 
 def _no_constant(name: str) -> NoReturn:
     raise MalformedError(f"The body is not JSON: {name} is no number of JSON.")
+
+
+_DECODE = json.JSONDecoder(object_pairs_hook=_object, parse_float=Decimal, parse_constant=_no_constant).decode
 
 
 def _inspect(value: object, depth: int, depth_max: int) -> None:

@@ -153,13 +153,16 @@ def _route(operation: Operation) -> web.RouteDef:
     return web.route(operation.method, path, operation.handle)
 
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def answer(
     document: Mapping[str, Any], *, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Answer a document as JSON."""
     return web.Response(
         status=status,
-        body=json.dumps(document, ensure_ascii=False).encode(),
+        body=_ENCODE(document).encode(),
         headers={"Content-Type": "application/json", **(headers or {})},
     )
 
