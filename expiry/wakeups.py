@@ -121,11 +121,19 @@ class Wakeups:
     async def enqueue_due(self, wakes: Sequence[tuple[Wake, datetime]]) -> Enqueued:
         """Enqueue these at their deadlines, BULK_MAX a call. Raises what redis-py raises."""
         queued = 0
-        for first in range(0, len(wakes), BULK_MAX):
-            args: list[Any] = [BODY, BODY_OUTLIVES_MS]
-            for wake, expires_at in wakes[first : first + BULK_MAX]:
-                args += (job_id(wake), score_ms(expires_at))
-            queued += sum(await self._call(self._enqueue, [self.queue], args))
+        sent: asyncio.Task[int] | None = None  # while Redis works on one call, the next is made ready
+        try:
+            for first in range(0, len(wakes), BULK_MAX):
+                args: list[Any] = [BODY, BODY_OUTLIVES_MS]
+                for wake, expires_at in wakes[first : first + BULK_MAX]:
+                    args += (score_ms(expires_at), job_id(wake))
+                before, sent = sent, asyncio.create_task(self._call(self._enqueue, [self.queue], args))
+                queued += await before if before else 0
+            queued += await sent if sent else 0
+        finally:
+            if sent is not None:
+                sent.cancel()  # the one before it failed
+                await asyncio.gather(sent, return_exceptions=True)
         duplicate = len(wakes) - queued
         ENQUEUED.labels("queued").inc(queued)
         ENQUEUED.labels("duplicate").inc(duplicate)
@@ -202,10 +210,13 @@ def parse(id_: bytes) -> Wake:
     return Wake(UUID(hold_id), int(generation))
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def score_ms(expires_at: datetime) -> int:
     """Answer the deadline in ms, rounded *up*: a wake-up a fraction of a millisecond early is a no-op."""
-    micros = (expires_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    return -(-micros // 1000)
+    since = expires_at - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1000 - -since.microseconds // 1000
 
 
 def serialize(job: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from expiry.expire import Wake
 from expiry.holds import Hold
@@ -74,6 +76,33 @@ async def test_duplicate_keeps_its_score(wakeups: Wakeups, redis: Redis) -> None
     assert leased != before
     await wakeups.enqueue_due([(wake, at)])
     assert await scores(redis) == leased
+
+
+async def test_what_was_lost_alone_is_mended(wakeups: Wakeups, redis: Redis) -> None:
+    """A body or the set may be evicted by itself: enqueuing again brings both back."""
+    wakes = some(3)
+    await wakeups.enqueue_due(wakes)
+    [body, *_] = await redis.keys("arq:job:*")
+    await redis.delete(body)
+    assert await wakeups.enqueue_due(wakes) == Enqueued(duplicate=3)
+    assert len(await redis.keys("arq:job:*")) == 3
+    await redis.delete(wakeups.queue)
+    assert await wakeups.enqueue_due(wakes) == Enqueued(queued=3)
+    assert len(await redis.keys("arq:job:*")) == await wakeups.depth() == 3
+
+
+async def test_many_go_in_several_calls(wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one is counted, whichever call it goes with; a call that fails leaves none of them running."""
+    monkeypatch.setattr("expiry.wakeups.BULK_MAX", 2)
+    wakes = some(7)
+    await wakeups.enqueue_due(wakes[:3])
+    assert await wakeups.enqueue_due(wakes) == Enqueued(queued=4, duplicate=3)
+    wrong = [(wakes[0][0], wakes[0][1]), *some(4)]
+    monkeypatch.setattr("expiry.wakeups.score_ms", lambda at: "x" if at == wrong[2][1] else 1)
+    before = len(asyncio.all_tasks())
+    with pytest.raises(ResponseError):
+        await wakeups.enqueue_due(wrong)
+    assert len(asyncio.all_tasks()) == before
 
 
 @pytest.mark.parametrize(
