@@ -10,7 +10,7 @@ COVERAGE_MIN ?= 80
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check fmt lock clean
+.PHONY: help setup demo test lint types check fmt bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ fmt: setup ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+bench: setup ## Measure beside every peer (hours; docs/benchmarks.md has the parts)
+	$(BIN)/python -m bench all
+
 lock: setup ## Pin the newest versions that pyproject.toml allows, with hashes
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
@@ -46,7 +49,7 @@ lock: setup ## Pin the newest versions that pyproject.toml allows, with hashes
 clean: ## Remove what make and the tools made; the data of `expiry dev` stays
 	rm -rf $(VENV) build dist htmlcov .coverage* *.egg-info .hypothesis \
 		.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find expiry governor tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find expiry governor tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # umask: as root the servers run as another user, who must be able to read what is installed.
 $(STAMP): pyproject.toml requirements.lock

@@ -1,0 +1,168 @@
+"""Drain: so many holds are due already: how fast they end, and what it costs.
+
+Time runs from the start of the first statement to the last commit, by the database's own clocks: `ended_at`
+and the commit timestamps. Starting processes and filling queues are not in it, nor in the CPU seconds.
+"""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bench import show, sql
+from bench.contenders import BASELINES, DRAIN, Contender
+from bench.figures import figure, median, paired_ratio
+from bench.fill import fill
+from bench.options import Options
+from bench.proc import said, started
+from bench.report import Result, View
+from bench.stage import Stage, connection
+
+POLL_S = 0.02
+LEAD_S = 6.0  # for `by score`: from the enqueueing to the common start
+FILLED_PER_S = 20_000  # and as much more as enqueueing takes at this rate
+BEGIN_S_MAX = 60.0  # a consumer that has ended nothing by then has failed
+
+COLUMNS = (
+    "drain",
+    "holds/s",
+    "of baseline",
+    "lowest",
+    "highest",
+    "µs/hold: consumer",
+    "Redis",
+    "PostgreSQL",
+    "done",
+)
+
+
+async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
+    """Run every contender, a run of its baseline before each of its own."""
+    runs: list[dict[str, Any]] = []
+    for number in range(1, options.runs + 1):
+        for contender in options.chosen(DRAIN):
+            baseline = await once(stage, BASELINES[contender.baseline], options)
+            mine = await once(stage, contender, options)
+            runs += [baseline, mine | {"baseline_rate": baseline["rate"]}]
+            print(
+                f"drain {number}/{options.runs}  {contender.title}: {figure(mine['rate'])} holds/s, "
+                f"{figure(mine['rate'] / baseline['rate'])} of {figure(baseline['rate'])}",
+                flush=True,
+            )
+    return runs
+
+
+async def once(stage: Stage, contender: Contender, options: Options) -> dict[str, Any]:
+    """One run: a database of its own, filled queues, a common start, the time until nothing is left."""
+    await stage.fresh(await stage.template(holds=options.holds, counted=contender.counted))
+    start_s = time.time() + LEAD_S + options.holds / FILLED_PER_S
+    if contender.filling():
+        await fill(stage, contender, start_ms=round(start_s * 1000))
+    env = stage.env | contender.env
+    log = stage.folder / contender.name
+    async with connection(stage.database_url) as conn:
+        with started([contender.working()] * contender.processes, env, log) as processes:
+            await _begin(contender, processes, conn, log, start_s)
+            load, before = os.getloadavg()[0], stage.cpu([p.pid for p in processes])
+            for process in processes if contender.begins == "when told" else ():
+                _tell(process)
+            ended = await _until(conn, sql.ENDED, options.limit_s)
+            used = stage.cpu([p.pid for p in processes]) - before
+        span = await conn.fetchrow(sql.SPAN)
+        wrong = [row["what"] for row in await conn.fetch(sql.WRONG)]
+    assert span is not None  # noqa: S101 - an aggregate has a row
+    if wrong or (ended and span["done"] != options.holds) or not span["done"]:
+        raise RuntimeError(f"{contender.name} did not do the work: {span['done']} done, {wrong}")
+    seconds = (span["last"] - span["first"]).total_seconds()
+    return {
+        "contender": contender.name,
+        "title": contender.title,
+        "done": span["done"],
+        "seconds": seconds,
+        "rate": span["done"] / seconds,
+        "cpu_s": asdict(used),
+        "load_before": load,
+    }
+
+
+async def _begin(
+    contender: Contender,
+    processes: list["subprocess.Popen[str]"],
+    conn: "asyncpg.Connection[Any]",
+    log: Path,
+    start_s: float,
+) -> None:
+    """Return when the work begins, or just before."""
+    if contender.begins == "at once":
+        if not await _until(conn, sql.BEGUN, BEGIN_S_MAX):
+            raise RuntimeError(f"{contender.name} ended nothing: {said(log)[-2000:]}")
+        return
+    word = "ready" if contender.begins == "when told" else "service.started"
+    await said_by_all(processes, log, word)
+    if contender.begins == "by score":
+        if time.time() > start_s - POLL_S:
+            raise RuntimeError(f"{contender.name} was not ready at the common start: raise LEAD_S")
+        await asyncio.sleep(start_s - POLL_S - time.time())
+
+
+async def said_by_all(processes: list["subprocess.Popen[str]"], log: Path, word: str) -> None:
+    """Return when every process has written the word."""
+    deadline_s = time.monotonic() + BEGIN_S_MAX
+    for number, process in enumerate(processes):
+        while word not in said(log, number):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"it did not start: {said(log, number)[-2000:]}")
+            await asyncio.sleep(POLL_S)
+
+
+def _tell(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+async def _until(conn: "asyncpg.Connection[Any]", question: str, within_s: float) -> bool:
+    """Ask again and again; answer whether the database said yes in time."""
+    deadline_s = time.monotonic() + within_s
+    while not await conn.fetchval(question):
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+def view(result: Result) -> View:
+    """Answer medians, spread, cost, and the ratio to the baseline's runs beside them; fastest first."""
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in result.runs:
+        by_name[run["contender"]].append(run)
+    rows, pictured = [], []
+    for runs in sorted(by_name.values(), key=lambda rs: -median(r["rate"] for r in rs)):
+        rates = [r["rate"] for r in runs]
+        pairs = [r for r in runs if "baseline_rate" in r]
+        ratio = (
+            paired_ratio([r["rate"] for r in pairs], [r["baseline_rate"] for r in pairs]) if pairs else 1.0
+        )
+        cost = [
+            median(r["cpu_s"][kind] / r["done"] * 1e6 for r in runs)
+            for kind in ("consumer", "redis", "postgres")
+        ]
+        title = runs[0]["title"]
+        done = min(r["done"] for r in runs)
+        rows.append([title, *map(figure, [median(rates), ratio, min(rates), max(rates), *cost]), f"{done:,}"])
+        pictured.append((title, median(rates)))
+    return View(
+        "Drain: holds that are due already",
+        COLUMNS,
+        rows,
+        show.bars("Holds ended per second (median)", "/s", pictured),
+        [
+            "of baseline: median of the ratios to the baseline's run just before (for counters: the one with counters)."
+        ],
+    )

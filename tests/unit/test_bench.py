@@ -1,0 +1,177 @@
+"""The arithmetic of the bench, and what it prints and draws."""
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bench import drain, report, show
+from bench.figures import figure, paired_ratio, percentile
+from bench.proc import cpu_s, parse_stat, said, started
+from bench.report import Result
+
+
+@pytest.mark.parametrize(
+    ("per_cent", "expected"), [(0, 1), (50, 50), (99, 99), (99.1, 100), (100, 100)], ids=str
+)
+def test_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    per_cent: float, expected: float
+) -> None:
+    """The nearest rank, not an interpolation: a latency that nobody had is not reported."""
+    values = list(range(100, 0, -1))
+    assert percentile(values, per_cent) == expected
+
+
+def test_percentile_of_one_value_is_that_value_and_of_none_an_error() -> None:
+    """One lone hold has a p99 too; none is a fault of the caller."""
+    assert percentile([7.0], 99) == 7.0
+    with pytest.raises(ValueError, match="nothing"):
+        percentile([], 50)
+
+
+def test_a_ratio_is_taken_run_by_run_so_that_a_slow_hour_cancels_out() -> None:
+    """Both runs of a pair were slow for the same reason."""
+    assert paired_ratio([50, 5, 100], [100, 10, 200]) == 0.5
+    with pytest.raises(ValueError, match="zip"):
+        paired_ratio([1], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (float("nan"), "-"),
+        (0.012345, "0.0123"),
+        (0.8, "0.800"),
+        (9.999, "10.0"),
+        (78.65, "78.7"),
+        (1450.2, "1,450"),
+        (48_123, "48,100"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_figures_have_three_digits(value: float | None, written: str) -> None:
+    """More digits would claim more than three runs can tell."""
+    assert figure(value) == written
+
+
+def test_cpu_time_counts_own_and_reaped_children_and_survives_odd_names() -> None:
+    """The name of a process may hold spaces and parentheses."""
+    tick = os.sysconf("SC_CLK_TCK")
+    stat = f"42 (a) b (c)) S 7 1 1 0 -1 0 0 0 0 0 {tick} {2 * tick} {3 * tick} {4 * tick} 20 0 1 0 99"
+    assert parse_stat(stat) == (7, 10.0)
+
+
+def test_cpu_time_of_a_tree_grows_with_its_children() -> None:
+    """A pool's or a server's work is done by its children."""
+    busy = ["sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done & wait; sleep 30"]
+    process = subprocess.Popen(busy)
+    try:
+        deadline_s = time.monotonic() + 20
+        while cpu_s(process.pid) < 0.05:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_was_started_is_ended_with_its_children(tmp_path: Path) -> None:
+    """Nothing is left behind that would disturb the next run."""
+    log = tmp_path / "log"
+    with started([["sh", "-c", "sleep 60 & echo $!; wait"]], {"PATH": os.environ["PATH"]}, log) as processes:
+        deadline_s = time.monotonic() + 10
+        while not said(log).strip():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    assert processes[0].poll() is not None
+    with pytest.raises(ProcessLookupError):
+        _signal_living(int(said(log)))
+
+
+def _signal_living(pid: int) -> None:
+    # Whoever inherits the child may be slow to bury it: a zombie is dead too.
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            raise ProcessLookupError from None
+        if state == "Z":
+            raise ProcessLookupError
+        time.sleep(0.01)
+
+
+def run(name: str, title: str, rate: float, baseline: float | None = None) -> dict[str, object]:
+    """Answer a raw run, as a drain records it."""
+    cpu = {"consumer": 1.0, "redis": 0.5, "postgres": 2.0}
+    made = {"contender": name, "title": title, "rate": rate, "done": 1000, "seconds": 1.0, "cpu_s": cpu}
+    return made if baseline is None else made | {"baseline_rate": baseline}
+
+
+def drained() -> Result:
+    """Answer three rounds of two contenders and one of a third."""
+    runs = [
+        run("bare", "bare SQL", 100),
+        run("ours", "expiry", 90, 100),
+        run("bare", "bare SQL", 50),
+        run("ours", "expiry", 40, 50),
+        run("bare", "bare SQL", 90),
+        run("ours", "expiry", 81, 90),
+        run("odd", "<odd> & peer", 1, 90),
+    ]
+    return Result("drain", {"runs": 3}, runs, {"Valkey": "9"}, "2026-01-01")
+
+
+def test_a_drain_is_shown_fastest_first_with_medians_and_paired_ratios() -> None:
+    """What a reader looks for first stands first."""
+    rows = drain.view(drained()).rows
+    assert [row[:5] for row in rows] == [
+        ["bare SQL", "90.0", "1.00", "50.0", "100"],
+        ["expiry", "81.0", "0.900", "40.0", "90.0"],
+        ["<odd> & peer", "1.00", "0.0111", "1.00", "1.00"],
+    ]
+    assert rows[0][5:] == ["1,000", "500", "2,000", "1,000"]
+
+
+def test_pictures_are_svg_that_a_parser_takes_whatever_the_labels() -> None:
+    """Labels are escaped; lengths are in proportion."""
+    bars = ET.fromstring(drain.view(drained()).picture)  # noqa: S314 - our own
+    widths = [float(r.get("width", 0)) for r in bars.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[1] / widths[0] == pytest.approx(0.9, abs=0.01)
+    spreads = show.spreads("Lag", [("a & b", 1.0, 10.0, 100.0), ("expiry", 0.01, 1.0, 2.0)])
+    xs = [float(c.get("cx", 0)) for c in ET.fromstring(spreads).iter("{http://www.w3.org/2000/svg}circle")]  # noqa: S314
+    assert xs[0] > xs[1] >= show.LABEL_WIDTH
+
+
+def test_a_table_in_markdown_has_our_rows_in_bold() -> None:
+    """GitHub shows it."""
+    text = show.markdown(("drain", "holds/s"), [["expiry", "90"], ["other", "9"]])
+    assert text.splitlines() == [
+        "| drain | holds/s |",
+        "|---|---:|",
+        "| **expiry** | **90** |",
+        "| other | 9 |",
+    ]
+
+
+def test_results_survive_a_file_and_fill_the_document_between_its_marks(tmp_path: Path) -> None:
+    """Writing twice changes nothing more."""
+    result = drained()
+    view = drain.view(result)
+    report.save(result, view, tmp_path)
+    assert report.load(tmp_path / "drain.json") == result
+    document = tmp_path / "benchmarks.md"
+    document.write_text("before\n<!-- drain -->\nold\n<!-- /drain -->\nafter\n")
+    for _ in range(2):
+        report.write_document({"drain": (result, view), "lag": (result, view)}, document)
+        text = document.read_text()
+        assert re.match(r"before\n<!-- drain -->\n\| drain ", text)
+        assert text.endswith("<!-- /drain -->\nafter\n")
+        assert "\nold\n" not in text
