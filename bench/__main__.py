@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from bench import drain, report, show
+from bench import drain, enqueue, idle, lag, report, show
 from bench.options import Options
 from bench.report import Result, View
 from bench.stage import Stage, opened
@@ -26,6 +26,9 @@ class Part:
 
 PARTS = {
     "drain": Part(drain.measure, drain.view, "How fast holds end that are due already, and what it costs."),
+    "lag": Part(lag.measure, lag.view, "How long after its deadline a hold ends."),
+    "enqueue": Part(enqueue.measure, enqueue.view, "Wake-ups per second from one process, and their memory."),
+    "idle": Part(idle.measure, idle.view, "What a worker costs that has nothing to do."),
 }
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)

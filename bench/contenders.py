@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PEERS = Path(__file__).parent / "peers"
+FOLDERS = Path(__file__).parent / "peers"
 CACHE = Path(__file__).parents[1] / ".bench"  # environments of the peers, made when they are first needed
 INSTALL_S_MAX = 600
-FAST = {"SETTINGS": "fast"}
-STOCK = {"SETTINGS": "stock"}
 EVERYTHING = 10**9
 
 
@@ -32,6 +30,11 @@ class Contender:
     counted: bool = False  # works on holds of counted resources
     baseline: str = "bare"
 
+    @property
+    def in_redis(self) -> bool:
+        """Whether its queue is in Redis."""
+        return self.folder not in ("pgqueuer", "procrastinate")
+
     def filling(self) -> list[str]:
         """Answer the command that enqueues; the file of holds comes after it. Empty: there is no queue."""
         return [*self._program(), "fill"] if self.folder else list(self.fill)
@@ -41,7 +44,7 @@ class Contender:
         return [*self._program(), "work"] if self.folder else list(self.work)
 
     def _program(self) -> list[str]:
-        folder = PEERS / self.folder
+        folder = FOLDERS / self.folder
         if (folder / "package.json").exists():
             return ["node", str(_node(folder) / "peer.mjs")]
         return [str(_venv(folder) / "bin/python"), str(folder / "peer.py")]
@@ -121,6 +124,48 @@ BASELINES = {
         baseline="bare-counted",
     ),
 }
+
+
+def _peer(name: str, title: str, settings: str, folder: str = "", **env: str) -> Contender:
+    return Contender(name, title, settings, folder=folder or name, env=env)
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        _peer("bullmq", "BullMQ", "concurrency 100, removeOnComplete, addBulk"),
+        _peer("pgqueuer", "PgQueuer", "batch_size 100"),
+        _peer("saq", "SAQ", "concurrency 50, hiredis"),
+        _peer("streaq", "streaQ", "concurrency 100, prefetch 100, ttl 0, silent, uvloop"),
+        _peer("arq", "arq, tuned", "max_jobs 100, queue_read_limit 1000, poll_delay 0.02, keep_result 0"),
+        _peer(
+            "arq-stock",
+            "arq, as it comes",
+            "max_jobs 10, poll_delay 0.5, keep_result 3600",
+            "arq",
+            SETTINGS="stock",
+        ),
+        _peer("celery", "Celery", "prefork, 4 processes, acks_late, prefetch 128"),
+        _peer("procrastinate", "procrastinate", "concurrency 30, delete_jobs successful"),
+    )
+}
+ARQ_POLLING = _peer(
+    "arq-0.1",
+    "arq, polls of 0.1 s",
+    "poll_delay 0.1, else as it comes",
+    "arq",
+    SETTINGS="stock",
+    POLL_DELAY_S="0.1",
+)
+OURS = _ours("ours", "expiry", "as it comes", env=AS_IT_COMES)
+ZADD = Contender(
+    "zadd", "ZADD alone", "1,000 members a command", fill=(sys.executable, "-m", "bench.ours", "zadd")
+)
+
+DRAIN += PEERS.values()
+LAG = [OURS, *(PEERS[name] for name in ("celery", "bullmq", "pgqueuer", "arq", "arq-stock"))]
+ENQUEUE = [OURS, ZADD, *(peer for name, peer in PEERS.items() if name != "arq-stock")]
+IDLE = [OURS, ARQ_POLLING, *PEERS.values()]
 
 
 def _venv(folder: Path) -> Path:

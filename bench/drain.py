@@ -16,15 +16,15 @@ from typing import Any
 import asyncpg
 
 from bench import show, sql
+from bench.attempt import attempt, progress
 from bench.contenders import BASELINES, DRAIN, Contender
 from bench.figures import figure, median, paired_ratio
 from bench.fill import fill
 from bench.options import Options
 from bench.proc import said, started
-from bench.report import Result, View
-from bench.stage import Stage, connection
+from bench.report import Result, View, failures, succeeded
+from bench.stage import POLL_S, Stage, connection, until
 
-POLL_S = 0.02
 LEAD_S = 6.0  # for `by score`: from the enqueueing to the common start
 FILLED_PER_S = 20_000  # and as much more as enqueueing takes at this rate
 BEGIN_S_MAX = 60.0  # a consumer that has ended nothing by then has failed
@@ -48,12 +48,10 @@ async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
     for number in range(1, options.runs + 1):
         for contender in options.chosen(DRAIN):
             baseline = await once(stage, BASELINES[contender.baseline], options)
-            mine = await once(stage, contender, options)
-            runs += [baseline, mine | {"baseline_rate": baseline["rate"]}]
-            print(
-                f"drain {number}/{options.runs}  {contender.title}: {figure(mine['rate'])} holds/s, "
-                f"{figure(mine['rate'] / baseline['rate'])} of {figure(baseline['rate'])}",
-                flush=True,
+            mine = await attempt(contender, once(stage, contender, options))
+            runs += [baseline, mine if "error" in mine else mine | {"baseline_rate": baseline["rate"]}]
+            progress(
+                "drain", number, options, mine, "rate", "holds/s", f"baseline {figure(baseline['rate'])}"
             )
     return runs
 
@@ -72,7 +70,7 @@ async def once(stage: Stage, contender: Contender, options: Options) -> dict[str
             load, before = os.getloadavg()[0], stage.cpu([p.pid for p in processes])
             for process in processes if contender.begins == "when told" else ():
                 _tell(process)
-            ended = await _until(conn, sql.ENDED, options.limit_s)
+            ended = await until(conn, sql.ENDED, options.limit_s)
             used = stage.cpu([p.pid for p in processes]) - before
         span = await conn.fetchrow(sql.SPAN)
         wrong = [row["what"] for row in await conn.fetch(sql.WRONG)]
@@ -100,7 +98,7 @@ async def _begin(
 ) -> None:
     """Return when the work begins, or just before."""
     if contender.begins == "at once":
-        if not await _until(conn, sql.BEGUN, BEGIN_S_MAX):
+        if not await until(conn, sql.BEGUN, BEGIN_S_MAX):
             raise RuntimeError(f"{contender.name} ended nothing: {said(log)[-2000:]}")
         return
     word = "ready" if contender.begins == "when told" else "service.started"
@@ -127,20 +125,10 @@ def _tell(process: "subprocess.Popen[str]") -> None:
     process.stdin.flush()
 
 
-async def _until(conn: "asyncpg.Connection[Any]", question: str, within_s: float) -> bool:
-    """Ask again and again; answer whether the database said yes in time."""
-    deadline_s = time.monotonic() + within_s
-    while not await conn.fetchval(question):
-        if time.monotonic() > deadline_s:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True
-
-
 def view(result: Result) -> View:
     """Answer medians, spread, cost, and the ratio to the baseline's runs beside them; fastest first."""
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for run in result.runs:
+    for run in succeeded(result):
         by_name[run["contender"]].append(run)
     rows, pictured = [], []
     for runs in sorted(by_name.values(), key=lambda rs: -median(r["rate"] for r in rs)):
@@ -163,6 +151,7 @@ def view(result: Result) -> View:
         rows,
         show.bars("Holds ended per second (median)", "/s", pictured),
         [
-            "of baseline: median of the ratios to the baseline's run just before (for counters: the one with counters)."
+            "of baseline: median of the ratios to the run of the baseline just before (with counters, for counters).",
+            *failures(result),
         ],
     )

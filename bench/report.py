@@ -35,6 +35,20 @@ class View:
     notes: list[str]
 
 
+def succeeded(result: Result) -> list[dict[str, Any]]:
+    """Answer the runs that have figures."""
+    return [run for run in result.runs if "error" not in run]
+
+
+def failures(result: Result) -> list[str]:
+    """Say which runs have none, and why, in a line each."""
+    return [
+        f"{run['title']} failed: {run['error'].strip().splitlines()[-1]}"
+        for run in result.runs
+        if "error" in run
+    ]
+
+
 def save(result: Result, view: View, out: Path) -> None:
     """Write PART.json and PART.svg."""
     out.mkdir(parents=True, exist_ok=True)

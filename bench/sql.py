@@ -77,7 +77,8 @@ SELECT count(*) AS done, min(h.ended_at) AS first,
 """
 LAGS = """
 SELECT extract(epoch FROM h.ended_at - h.expires_at)::float8 * 1000 AS ended_ms,
-       extract(epoch FROM pg_xact_commit_timestamp(o.xid::text::xid) - h.expires_at)::float8 * 1000 AS committed_ms
+       extract(epoch FROM pg_xact_commit_timestamp(o.xid::text::xid) - h.expires_at)::float8 * 1000 AS committed_ms,
+       h.expires_at > (SELECT min(f.expires_at) FROM holds f) + $1::interval AS lone
   FROM holds h JOIN outbox o ON o.hold_id = h.id AND o.type = 'hold.expired' ORDER BY h.expires_at
 """
 # Whatever is wrong with the books, one row each; the same for everybody.

@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from bench.proc import cpu_s
 from expiry import local, schema
 
 DATABASE = "bench_run"
+POLL_S = 0.02
 # What differs from the servers of `expiry dev`, and why.
 SETTINGS = {
     "track_commit_timestamp": "on",  # tells when a hold's transaction committed, without asking meanwhile
@@ -184,6 +186,16 @@ async def connection(url: str) -> AsyncIterator["asyncpg.Connection[Any]"]:
         yield conn
     finally:
         await conn.close()
+
+
+async def until(conn: "asyncpg.Connection[Any]", question: str, within_s: float) -> bool:
+    """Ask again and again; answer whether the database said yes in time."""
+    deadline_s = time.monotonic() + within_s
+    while not await conn.fetchval(question):
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
 
 
 def on(server_url: str, database: str) -> str:
