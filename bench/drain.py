@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from redis.asyncio import Redis
 
 from bench import show, sql
 from bench.attempt import attempt, progress
@@ -25,9 +26,23 @@ from bench.proc import said, started
 from bench.report import Result, View, failures, succeeded
 from bench.stage import POLL_S, Stage, connection, until
 
-LEAD_S = 6.0  # for `by score`: from the enqueueing to the common start
-FILLED_PER_S = 20_000  # and as much more as enqueueing takes at this rate
+LEAD_S = (
+    1.5  # for `by score`: a worker looks at the head twice a second, and then sleeps exactly until it is due
+)
+FAR_MS = 4_000_000_000_000  # the score of every wake-up until all processes are ready
 BEGIN_S_MAX = 60.0  # a consumer that has ended nothing by then has failed
+QUEUE = "expiry:wakeups"
+# All wake-ups of ours at once are due at this time.
+START_AT = """
+local members = redis.call('ZRANGE', KEYS[1], 0, -1)
+for first = 1, #members, 1000 do
+  local moves = {}
+  for i = first, math.min(#members, first + 999) do
+    moves[#moves + 1], moves[#moves + 2] = ARGV[1], members[i]
+  end
+  redis.call('ZADD', KEYS[1], 'XX', unpack(moves))
+end
+"""
 
 COLUMNS = (
     "drain",
@@ -59,14 +74,13 @@ async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
 async def once(stage: Stage, contender: Contender, options: Options) -> dict[str, Any]:
     """One run: a database of its own, filled queues, a common start, the time until nothing is left."""
     await stage.fresh(await stage.template(holds=options.holds, counted=contender.counted))
-    start_s = time.time() + LEAD_S + options.holds / FILLED_PER_S
     if contender.filling():
-        await fill(stage, contender, start_ms=round(start_s * 1000))
+        await fill(stage, contender, start_ms=FAR_MS)
     env = stage.env | contender.env
     log = stage.folder / contender.name
     async with connection(stage.database_url) as conn:
         with started([contender.working()] * contender.processes, env, log) as processes:
-            await _begin(contender, processes, conn, log, start_s)
+            await _begin(stage, contender, processes, conn, log)
             load, before = os.getloadavg()[0], stage.cpu([p.pid for p in processes])
             for process in processes if contender.begins == "when told" else ():
                 _tell(process)
@@ -90,11 +104,11 @@ async def once(stage: Stage, contender: Contender, options: Options) -> dict[str
 
 
 async def _begin(
+    stage: Stage,
     contender: Contender,
     processes: list["subprocess.Popen[str]"],
     conn: "asyncpg.Connection[Any]",
     log: Path,
-    start_s: float,
 ) -> None:
     """Return when the work begins, or just before."""
     if contender.begins == "at once":
@@ -104,9 +118,20 @@ async def _begin(
     word = "ready" if contender.begins == "when told" else "service.started"
     await said_by_all(processes, log, word)
     if contender.begins == "by score":
-        if time.time() > start_s - POLL_S:
-            raise RuntimeError(f"{contender.name} was not ready at the common start: raise LEAD_S")
+        async with Redis.from_url(stage.redis_url) as redis:
+            await _promoted(redis)
+            start_s = time.time() + LEAD_S
+            await redis.eval(START_AT, 1, QUEUE, f"{start_s * 1000:.0f}")
         await asyncio.sleep(start_s - POLL_S - time.time())
+
+
+async def _promoted(redis: Redis) -> None:
+    """Return when the promoter has compared the stores: it does so once after a start, and not in the drain."""
+    deadline_s = time.monotonic() + BEGIN_S_MAX
+    while not await redis.exists(f"{QUEUE}:promoted"):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError("the promoter did not finish its first round")
+        await asyncio.sleep(POLL_S)
 
 
 async def said_by_all(processes: list["subprocess.Popen[str]"], log: Path, word: str) -> None:
