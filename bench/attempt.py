@@ -11,7 +11,7 @@ from bench.options import Options
 
 async def attempt(contender: Contender, run: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     """Answer what the run measured, with the contender's names; or why there is no figure."""
-    names = {"contender": contender.name, "title": contender.title}
+    names = {"contender": contender.name, "title": contender.title, "settings": contender.settings}
     try:
         return names | await run
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:

@@ -146,9 +146,19 @@ PEERS = {
             SETTINGS="stock",
         ),
         _peer("celery", "Celery", "prefork, 4 processes, acks_late, prefetch 128"),
+        _peer(
+            "celery-threads",
+            "Celery, threads",
+            "10 threads, else the same",
+            "celery",
+            POOL="threads",
+            CONCURRENCY="10",
+        ),
         _peer("procrastinate", "procrastinate", "concurrency 30, delete_jobs successful"),
     )
 }
+# Two more for the idle part: arq with short polls, alone and beside a worker that has 100 jobs in
+# flight, which stay at the head of the queue and are looked at in every poll.
 ARQ_POLLING = _peer(
     "arq-0.1",
     "arq, polls of 0.1 s",
@@ -157,15 +167,27 @@ ARQ_POLLING = _peer(
     SETTINGS="stock",
     POLL_DELAY_S="0.1",
 )
+ARQ_BESIDE = _peer(
+    "arq-beside",
+    "arq, polls of 0.1 s, 100 jobs in flight elsewhere",
+    "the same",
+    "arq",
+    SETTINGS="stock",
+    POLL_DELAY_S="0.1",
+    IN_FLIGHT="100",
+)
 OURS = _ours("ours", "expiry", "as it comes", env=AS_IT_COMES)
 ZADD = Contender(
     "zadd", "ZADD alone", "1,000 members a command", fill=(sys.executable, "-m", "bench.ours", "zadd")
 )
 
 DRAIN += PEERS.values()
-LAG = [OURS, *(PEERS[name] for name in ("celery", "bullmq", "pgqueuer", "arq", "arq-stock"))]
-ENQUEUE = [OURS, ZADD, *(peer for name, peer in PEERS.items() if name != "arq-stock")]
-IDLE = [OURS, ARQ_POLLING, *PEERS.values()]
+LAG = [
+    OURS,
+    *(PEERS[name] for name in ("celery", "celery-threads", "bullmq", "pgqueuer", "arq", "arq-stock")),
+]
+ENQUEUE = [OURS, ZADD, *(peer for name, peer in PEERS.items() if name not in ("arq-stock", "celery-threads"))]
+IDLE = [OURS, ARQ_POLLING, ARQ_BESIDE, *PEERS.values()]
 
 
 def _venv(folder: Path) -> Path:

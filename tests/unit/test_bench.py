@@ -5,11 +5,12 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import drain, report, show
+from bench import drain, enqueue, idle, lag, report, show
 from bench.figures import figure, paired_ratio, percentile
 from bench.proc import cpu_s, parse_stat, said, started
 from bench.report import Result
@@ -175,3 +176,56 @@ def test_results_survive_a_file_and_fill_the_document_between_its_marks(tmp_path
         assert re.match(r"before\n<!-- drain -->\n\| drain ", text)
         assert text.endswith("<!-- /drain -->\nafter\n")
         assert "\nold\n" not in text
+
+
+def test_lags_are_pooled_over_runs_and_lone_holds_stand_apart() -> None:
+    """Percentiles of percentiles would be nonsense."""
+    runs: list[dict[str, Any]] = [
+        {"contender": name, "title": title, "stream_ms": stream, "commit_ms": stream, "lone_ms": lone}
+        | {"early_looks": 1, "missing": 0, "p99_ms": 0}
+        for name, title, stream, lone in (
+            ("ours", "expiry", [1.0] * 99 + [5.0], [2.0]),
+            ("ours", "expiry", [2.0] * 100, [4.0]),
+            ("slow", "slow", [50.0], []),
+        )
+    ]
+    runs.append({"contender": "bad", "title": "bad", "error": "Traceback:\nit broke"})
+    view = lag.view(Result("lag", {}, runs, {}, "now"))
+    assert view.rows[0] == ["expiry", "2.00", "2.00", "5.00", "2.00", "2.00", "2.00", "4.00", "2", "0"]
+    assert view.rows[1][5:8] == ["50.0", "-", "-"]
+    assert view.notes[-1] == "bad failed: it broke"
+
+
+def test_early_looks_are_counted_in_our_log_and_in_that_of_the_peers() -> None:
+    """Ours counts them per batch, a peer's script writes a line for each."""
+    assert (
+        lag.early_looks('{"event": "batch.settled", "early": 2, "expired": 3}\nearly\nearlier\nearly\n') == 4
+    )
+
+
+def test_memory_is_shown_for_queues_in_redis_and_on_7_where_it_was_measured() -> None:
+    """A queue in PostgreSQL has no such figure, nor has a machine without Redis 7."""
+    cpu = {"consumer": 0.0, "redis": 0.1, "postgres": 0.2}
+    shared = {"n": 1000, "seconds": 0.1, "cpu_s": cpu}
+    runs: list[dict[str, Any]] = [
+        {"contender": "ours", "title": "expiry", "rate": 100.0, "bytes": 260.0, "bytes_redis7": 371.0}
+        | shared,
+        {"contender": "pg", "title": "in PostgreSQL", "rate": 300.0, "bytes": None} | shared,
+    ]
+    rows = enqueue.view(Result("enqueue", {}, runs, {}, "now")).rows
+    assert rows[0] == ["in PostgreSQL", "300", "300", "300", "-", "-", "100", "200"]
+    assert rows[1][4:6] == ["260", "371"]
+
+
+def test_idle_workers_are_shown_with_the_quietest_first() -> None:
+    """By commands in the table, by CPU time in the picture."""
+    runs: list[dict[str, Any]] = [
+        {"contender": n, "title": n, "commands_per_s": c, "transactions_per_s": 1.0, "cpu_ms_per_s": cpu}
+        for n, c, cpu in (
+            ("loud", 40.0, {"consumer": 1.0, "redis": 1.0, "postgres": 1.0}),
+            ("expiry", 15.0, {"consumer": 2.0, "redis": 1.0, "postgres": 3.0}),
+        )
+    ]
+    view = idle.view(Result("idle", {}, runs, {}, "now"))
+    assert [row[:3] for row in view.rows] == [["expiry", "15.0", "1.00"], ["loud", "40.0", "1.00"]]
+    assert view.picture.index(">loud<") < view.picture.index(">expiry<")

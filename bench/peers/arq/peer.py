@@ -52,6 +52,11 @@ async def fill(path: str) -> None:
             )
         )
     say(len(wanted), time.perf_counter() - started_s)
+    for number in range(
+        int(os.environ.get("IN_FLIGHT", "0"))
+    ):  # as another worker leaves them while it runs them
+        await redis.enqueue_job("expire", "elsewhere", number, _job_id=f"elsewhere:{number}")
+        await redis.set(f"arq:in-progress:elsewhere:{number}", b"1", ex=600)
 
 
 async def main() -> None:
