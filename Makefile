@@ -47,7 +47,7 @@ lock: setup ## Pin the newest versions that pyproject.toml allows, with hashes
 		--no-emit-index-url --no-header --all-extras --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what make and the tools made; the data of `expiry dev` stays
-	rm -rf $(VENV) build dist htmlcov .coverage* *.egg-info .hypothesis \
+	rm -rf $(VENV) .bench build dist htmlcov .coverage* *.egg-info .hypothesis \
 		.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find expiry governor tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -29,7 +29,6 @@ SETTINGS = {
     "checkpoint_timeout": "1h",
 }
 SHOWN = (
-    "server_version",
     "fsync",
     "synchronous_commit",
     "full_page_writes",
@@ -155,15 +154,20 @@ async def opened() -> AsyncIterator[Stage]:
 
 
 async def _stage(servers: local.Servers, folder: Path) -> Stage:
-    facts = {"machine": f"{cpu_model()}, {os.cpu_count()} cores", "Python": platform.python_version()}
     async with connection(servers.database_url) as admin:
-        facts |= {f"PostgreSQL {n}": str(await admin.fetchval(f"SHOW {n}")) for n in SHOWN}
+        version = await admin.fetchval("SHOW server_version")
+        settings = [f"{name} {await admin.fetchval(f'SHOW {name}')}" for name in SHOWN]
     async with Redis.from_url(servers.redis_url, decode_responses=True) as redis:
-        info = await redis.info("server")
         await redis.config_set("auto-aof-rewrite-percentage", 0)
-        facts["Valkey"] = str(info.get("valkey_version", info["redis_version"]))
-        for name in ("appendonly", "appendfsync"):
-            facts[f"Valkey {name}"] = str((await redis.config_get(name))[name])
+        info = await redis.info("server")
+        persistence = await redis.config_get("append*")
+    facts = {
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores",
+        "Python": platform.python_version(),
+        "PostgreSQL": f"{version} ({', '.join(settings)})",
+        "Valkey": f"{info['valkey_version']} (appendonly {persistence['appendonly']}, "
+        f"appendfsync {persistence['appendfsync']})",
+    }
     pids = [
         int((folder / f).read_text().split()[0]) for f in ("postgres/postmaster.pid", "valkey/valkey.pid")
     ]
