@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from bench import drain, enqueue, idle, lag, report, show
+from bench import drain, enqueue, http, idle, lag, report, show
 from bench.options import Options
 from bench.report import Result, View
 from bench.stage import Stage, opened
@@ -28,6 +28,7 @@ PARTS = {
     "drain": Part(drain.measure, drain.view, "How fast holds end that are due already, and what it costs."),
     "lag": Part(lag.measure, lag.view, "How long after its deadline a hold ends."),
     "enqueue": Part(enqueue.measure, enqueue.view, "Wake-ups per second from one process, and their memory."),
+    "http": Part(http.measure, http.view, "How many holds one API process places, and how soon it answers."),
     "idle": Part(idle.measure, idle.view, "What a worker costs that has nothing to do."),
 }
 
