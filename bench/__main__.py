@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from bench import drain, enqueue, http, idle, lag, report, show
+from bench import churn, drain, enqueue, http, idle, lag, report, scale, show
 from bench.options import Options
 from bench.report import Result, View
 from bench.stage import Stage, opened
@@ -29,6 +29,8 @@ PARTS = {
     "lag": Part(lag.measure, lag.view, "How long after its deadline a hold ends."),
     "enqueue": Part(enqueue.measure, enqueue.view, "Wake-ups per second from one process, and their memory."),
     "http": Part(http.measure, http.view, "How many holds one API process places, and how soon it answers."),
+    "scale": Part(scale.measure, scale.view, "What a place and a sweep cost at each size of the table."),
+    "churn": Part(churn.measure, churn.view, "What a long time of places and expiries leaves behind."),
     "idle": Part(idle.measure, idle.view, "What a worker costs that has nothing to do."),
 }
 
@@ -37,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 def _add(part: str, help_: str) -> None:
     @app.command(part, help=help_)
-    def measure(
+    def measure(  # noqa: PLR0913 - as many options as a command has
         *,
         peers: Annotated[str, typer.Option(help="Only these contenders, by name, separated by commas.")] = "",
         runs: Annotated[int, typer.Option(min=1)] = 3,
@@ -46,10 +48,12 @@ def _add(part: str, help_: str) -> None:
         quiet_s: Annotated[float, typer.Option(help="Silence before each lone hold.")] = 60,
         lone: Annotated[int, typer.Option(help="Lone holds in each run.")] = 2,
         idle_s: Annotated[float, typer.Option(help="How long an idle worker is watched.")] = 20,
+        size: Annotated[int, typer.Option(help="Holds of the largest table.")] = 10_000_000,
+        minutes: Annotated[float, typer.Option(help="How long to churn.")] = 60,
         out: Annotated[Path, typer.Option(help="Where PART.json and PART.svg go.")] = Path("bench-out"),
     ) -> None:
         named = frozenset(filter(None, peers.split(",")))
-        options = Options(named, runs, holds, limit_s, quiet_s, lone, idle_s)
+        options = Options(named, runs, holds, limit_s, quiet_s, lone, idle_s, size, minutes)
         for each in PARTS if part == "all" else (part,):
             result = uvloop.run(_measured(each, options))
             seen = PARTS[each].view(result)

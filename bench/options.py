@@ -18,6 +18,8 @@ class Options:
     quiet_s: float = 60.0  # before each lone hold
     lone: int = 2  # lone holds in each run
     idle_s: float = 20.0
+    size: int = 10_000_000  # of the largest table
+    minutes: float = 60.0  # of churn
 
     def of(self, part: str) -> dict[str, Any]:
         """Answer those that matter to a part."""
@@ -26,6 +28,8 @@ class Options:
             "lag": ("runs", "lone", "quiet_s"),
             "enqueue": ("runs", "holds"),
             "idle": ("runs", "idle_s"),
+            "scale": ("runs", "size"),
+            "churn": ("minutes",),
         }
         return {name: getattr(self, name) for name in names.get(part, ("runs",))}
 
