@@ -877,19 +877,22 @@ BEGIN
 END $$;
 
 -- Place many holds of one resource each, of any tenants, in one transaction: those that are simple. Whoever is not
--- (its key was used or is in use, units are short, the resource is locked by somebody, the deadline is out of range)
--- is left out, untouched, for expiry_place. No lock is waited for, so that no place delays the others.
+-- (its key was used or is in use, units are short, the deadline is out of range) is left out, untouched, for
+-- expiry_place. Whose resource somebody has locked is left out as well (`locked`), or with p_wait is waited for, but
+-- not for long: whatever waits here keeps all the others waiting.
 --
--- p_requests: as of expiry_place, each with n, tenant, by, route, key and body_hash (hexadecimal). `placed` names
--- those that were placed, by their n.
-CREATE OR REPLACE FUNCTION expiry_place_group(p_requests jsonb, OUT placed int[], OUT placed_at timestamptz)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+-- p_requests: as of expiry_place, each with n, tenant, by, route, key and body_hash (hexadecimal). `placed` and
+-- `locked` name them by their n.
+CREATE OR REPLACE FUNCTION expiry_place_group(
+    p_requests jsonb, p_wait boolean, OUT placed int[], OUT locked int[], OUT placed_at timestamptz
+) LANGUAGE plpgsql SET lock_timeout = '100ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now constant timestamptz := statement_timestamp();
     v_locked int[];
 BEGIN
     placed := '{}';
+    locked := '{}';
     placed_at := v_now;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;  -- an old snapshot does not see what a lock has waited for
@@ -904,8 +907,19 @@ BEGIN
      WHERE l.nth = 1
        AND pg_try_advisory_xact_lock(hashtextextended(l.tenant || '/' || l.route || '/' || l.key, 0))
        AND (l.declared OR pg_try_advisory_xact_lock_shared(1163415129, hashtext(l.tenant || '/' || l.resource_id) & 63));
+    IF p_wait THEN  -- in order of the resources, as everybody does
+        PERFORM FROM (SELECT DISTINCT q.tenant, q.resource_ids[1] AS resource_id
+                        FROM jsonb_to_recordset(p_requests) AS q (n int, tenant text, resource_ids text[])
+                       WHERE q.n = ANY (v_locked) ORDER BY 1, 2) w
+           CROSS JOIN LATERAL (SELECT FROM resources x
+                                WHERE x.tenant_id = w.tenant AND x.resource_id = w.resource_id
+                                  FOR NO KEY UPDATE) r;
+    END IF;
     -- Then the counters. This statement sees what was committed before those locks were taken.
-    SELECT coalesce(array_agg(f.n), '{}') INTO placed
+    SELECT coalesce(array_agg(f.n) FILTER (WHERE CASE WHEN f.held IS NULL THEN f.declared IS NULL
+                                                      ELSE f.short IS NOT TRUE END), '{}'),
+           coalesce(array_agg(f.n) FILTER (WHERE f.held IS NULL AND f.declared), '{}')
+      INTO placed, locked
       FROM (SELECT q.n, r.held, d.declared, k.known,
                    r.held + r.confirmed + sum(q.quantities[1]) OVER (
                        PARTITION BY q.tenant, q.resource_ids[1] ORDER BY q.n) > r.capacity AS short
@@ -923,7 +937,7 @@ BEGIN
                AND coalesce(q.expires_at, v_now + q.ttl_us * interval '1 microsecond')
                    BETWEEN v_now + interval '1 second'
                        AND v_now + least(q.max_lifetime_us * interval '1 microsecond', interval '31536000 s')) f
-     WHERE f.known IS NULL AND CASE WHEN f.held IS NULL THEN f.declared IS NULL ELSE f.short IS NOT TRUE END;
+     WHERE f.known IS NULL;
     IF cardinality(placed) = 0 THEN
         RETURN;
     END IF;

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from enum import Enum
 from typing import Any
 
 from expiry.holds import PLACED, Conn, Hold, fingerprint, placed
@@ -35,20 +36,33 @@ def ask(
     return Ask(wanted, request, tenant_id)
 
 
-PLACE_GROUP = "SELECT placed, placed_at FROM expiry_place_group($1::text::jsonb)"
+class Left(Enum):
+    """Why a place was left out of a group."""
+
+    ALONE = "alone"  # it is not simple: place it by itself
+    LOCKED = "locked"  # somebody has its resource for the moment: a group that waits may have it
 
 
-async def place_group(conn: Conn, asks: Sequence[Ask]) -> list[Hold | None]:
-    """Place what is simple, in one statement, and answer None for each one that is to be placed alone.
+PLACE_GROUP = "SELECT placed, locked, placed_at FROM expiry_place_group($1::text::jsonb, $2)"
 
-    Waits for no lock. Raises what asyncpg raises; then nothing was placed.
+
+async def place_group(
+    conn: Conn, asks: Sequence[Ask], *, wait: bool = False, timeout_s: float | None = None
+) -> list[Hold | Left]:
+    """Place what is simple, in one statement, and say of each other one why it was left out.
+
+    `wait`: for locked resources, at most 0.1 s. Raises what asyncpg raises; then nothing was placed, unless the
+    connection was lost or the time was over.
     """
-    row = await conn.fetchrow(PLACE_GROUP, json.dumps([a.request | {"n": n} for n, a in enumerate(asks)]))
+    requests = json.dumps([a.request | {"n": n} for n, a in enumerate(asks)])
+    row = await conn.fetchrow(PLACE_GROUP, requests, wait, timeout=timeout_s)
     assert row is not None  # noqa: S101 - a function with OUT parameters answers one row
-    holds: list[Hold | None] = [None] * len(asks)
+    found: list[Hold | Left] = [Left.ALONE] * len(asks)
     placed_at = row["placed_at"].astimezone(UTC)
     for n in row["placed"]:
         one = asks[n]
-        holds[n] = placed(one.wanted, one.wanted.id, one.tenant_id, placed_at, placed_at)
+        found[n] = placed(one.wanted, one.wanted.id, one.tenant_id, placed_at, placed_at)
+    for n in row["locked"]:
+        found[n] = Left.LOCKED
     PLACED.inc(len(row["placed"]))
-    return holds
+    return found

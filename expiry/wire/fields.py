@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
         number = float(value)
         if not math.isfinite(number):
             raise PydanticCustomError("metadata_number", "a number in metadata is out of range")
-        return number
+        return number + 0.0  # jsonb knows no -0.0
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value

@@ -373,7 +373,7 @@ GROUP = (
     Mutant(
         name="group-ignores-keys",
         breaks="a key that was used places again",
-        schema=(("WHERE f.known IS NULL AND CASE", "WHERE CASE"),),
+        schema=(("     WHERE f.known IS NULL;", "     ;"),),
         caught_by=(
             test_group.test_a_key_that_was_used_is_left_alone,
             test_group.test_two_groups_with_one_key_place_once,

@@ -198,3 +198,9 @@ async def test_a_change_needs_no_body(api: Api) -> None:
     """Confirm without a body and without a Content-Type is what curl -X POST sends."""
     hold = await api.placed()
     assert (await api.ask("POST", f"/v1/holds/{hold['id']}/confirm")).status == 200
+
+
+async def test_metadata_is_answered_as_it_is_kept(api: Api) -> None:
+    """PostgreSQL knows no negative zero, so nobody is shown one."""
+    hold = await api.placed(metadata={"a": [-0.0, 1.5]})
+    assert repr(hold["metadata"]) == repr((await api.hold(hold))["metadata"]) == "{'a': [0.0, 1.5]}"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from expiry import errors, holds
 from expiry.api.hints import Hints
 from expiry.api.placer import GROUP_MAX, Placer
-from expiry.group import Ask, ask, place_group
+from expiry.group import Ask, Left, ask, place_group
 from expiry.holds import Conn, Hold
 from expiry.wanted import Item, Wanted
 from tests import scene
+from tests.helpers import eventually
 from tests.scene import TENANT, Pool
 
 WHOLE = {
@@ -41,7 +44,7 @@ def asked(key: str, resource_id: str = "room", quantity: int = 1, **overrides: A
 
 async def placed(conn: Conn, *asks: Ask) -> list[bool]:
     """Place them together; answer which were placed."""
-    return [hold is not None for hold in await place_group(conn, asks)]
+    return [isinstance(hold, Hold) for hold in await place_group(conn, asks)]
 
 
 async def rows(conn: Conn, hold: Hold) -> list[Any]:
@@ -71,7 +74,7 @@ async def test_together_is_as_alone(conn: Conn, capacity: Any, given: dict[str, 
         await scene.declare(conn, "room", capacity)
     alone = await scene.place(conn, Item("room", 2), idempotency_key="a", **given)
     [together] = await place_group(conn, [asked("b", quantity=2, **given)])
-    assert together is not None
+    assert isinstance(together, Hold)
     assert await rows(conn, together) == await rows(conn, alone)
     assert await holds.get(conn, together.id, tenant_id=TENANT) == together
     again = await holds.place(
@@ -94,10 +97,10 @@ async def test_each_has_its_own(conn: Conn) -> None:
     ]
     found = await place_group(conn, asks)
     for one, hold in zip(asks, found, strict=True):
-        assert hold is not None
+        assert isinstance(hold, Hold)
         assert hold == await holds.get(conn, hold.id, tenant_id=one.tenant_id)
         assert (hold.tenant_id, list(hold.items)) == (one.tenant_id, one.wanted.items)
-    assert found[3] is not None
+    assert isinstance(found[3], Hold)
     assert found[3].expires_at == until
     assert await scene.units(conn, "room") == (6, 0)
     await scene.audit(conn)
@@ -162,7 +165,40 @@ async def test_a_locked_resource_delays_nobody(pool: Pool) -> None:
         await scene.declare(conn, "bed", 4)
         async with scene.unfinished(slow):
             await scene.place(slow, "room")
-            assert await placed(conn, asked("a"), asked("b", "bed"), asked("c", "x")) == [False, True, True]
+            found = await place_group(conn, [asked("a"), asked("b", "bed"), asked("c", "x")])
+            assert found[0] is Left.LOCKED
+            assert [isinstance(hold, Hold) for hold in found] == [False, True, True]
+
+
+async def test_a_group_may_wait_for_a_moment(pool: Pool) -> None:
+    """Until the row is free, but no longer than the others can wait."""
+    async with pool.acquire() as slow, pool.acquire() as conn:
+        await scene.declare(conn, "room", 4)
+        async with scene.unfinished(slow) as transaction:
+            await scene.place(slow, "room")
+            waiting = place_group(conn, [asked("a"), asked("b", "x")], wait=True)
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await waiting
+            async with scene.blocked(
+                pool, conn, place_group(conn, [asked("a"), asked("b", "x")], wait=True)
+            ) as task:
+                await transaction.commit()
+                assert all(isinstance(hold, Hold) for hold in await task)
+        assert await scene.units(conn, "room") == (2, 0)
+
+
+async def test_p7_groups_that_wait_for_each_other_do_not_deadlock(pool: Pool) -> None:
+    """They lock in the order of the resources, whatever the order of the requests."""
+    for name in "abcdef":
+        await scene.on(pool, scene.declare, name, 1000)
+
+    async def group(number: int) -> None:
+        names = random.Random(number).sample("abcdef", 6)  # noqa: S311 - to be repeated
+        found = await scene.on(pool, place_group, [asked(f"{number}-{n}", n) for n in names], wait=True)
+        assert all(isinstance(hold, Hold) for hold in found)
+
+    await scene.together(*(group(number) for number in range(40)))
+    await scene.audit(pool)
 
 
 async def test_p7_a_declaration_under_way_is_not_waited_for(pool: Pool) -> None:
@@ -227,9 +263,9 @@ async def test_p7_groups_and_others_sell_what_there_is(pool: Pool) -> None:
         asks = [asked(f"{number}/{i}", rng.choice(("room", "bed", "free"))) for i in range(6)]
         async with pool.acquire() as conn:
             for one, hold in zip(asks, await place_group(conn, asks), strict=True):
-                if hold is not None and rng.random() < 0.5:
+                if isinstance(hold, Hold) and rng.random() < 0.5:
                     await holds.release(conn, hold.id, tenant_id=TENANT)
-                sold += hold is not None and one.wanted.items[0].resource_id != "free"
+                sold += isinstance(hold, Hold) and one.wanted.items[0].resource_id != "free"
 
     async def alone() -> None:
         async with pool.acquire() as conn:
@@ -252,6 +288,10 @@ class Gate:
         self._pool = pool
         self.open = asyncio.Event()
         self.turns = 0
+
+    def get_max_size(self) -> int:
+        """As asyncpg's."""
+        return self._pool.get_max_size()
 
     def acquire(self, *, timeout: float) -> Any:  # noqa: ANN401 - as asyncpg's
         """Hand out a connection once the gate is open."""
@@ -313,15 +353,110 @@ async def test_one_that_spoils_it_costs_the_others_nothing_but_time(
     assert await pool.fetchval("SELECT count(*) FROM holds") == 0
 
 
+# For a hold of this holder the shop's own trigger does something: fails, or takes its time.
+TROUBLE = """
+CREATE OR REPLACE FUNCTION trouble() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.holder = 'bad' AND TG_ARGV[0] = 'sleep' THEN PERFORM pg_sleep(1.5);
+    ELSIF NEW.holder = 'bad' THEN RAISE 'trouble' USING ERRCODE = TG_ARGV[0]; END IF;
+    RETURN NEW;
+END $$;
+"""
+GROUPS = "pg_stat_activity WHERE query LIKE '%expiry_place_group%' AND state = 'active' AND pid <> pg_backend_pid()"
+
+
+async def make_trouble(conn: Conn, what: str) -> None:
+    """Let each place for the holder "bad" fail with this SQLSTATE, or sleep."""
+    await conn.execute(TROUBLE)
+    trigger = "CREATE TRIGGER trouble BEFORE INSERT ON holds FOR EACH ROW EXECUTE FUNCTION trouble"
+    await conn.execute(f"{trigger}('{what}')")
+
+
 async def test_an_outage_is_told_at_once(placer: Placer, gate: Gate, pool: Pool) -> None:
     """Nobody is sent to find out alone that the database is away; and the next ones fare better."""
-    await pool.execute("ALTER FUNCTION expiry_place_group(jsonb) RENAME TO gone")
+    await scene.on(pool, make_trouble, "sleep")
     gate.open.set()
-    for task in await started(placer, asked("a"), asked("b")):
+    tasks = await started(placer, asked("a", holder="bad"), asked("b"))
+    await eventually(lambda: pool.fetchval(f"SELECT EXISTS (SELECT FROM {GROUPS})"))
+    await pool.execute(f"SELECT pg_terminate_backend(pid) FROM {GROUPS}")
+    for task in tasks:
         with pytest.raises(errors.UnavailableError):
             await task
-    await pool.execute("ALTER FUNCTION gone(jsonb) RENAME TO expiry_place_group")
     assert await placer.place(asked("c")) is not None
+
+
+@pytest.mark.parametrize("sqlstate", ["XX000", "42P01", "53100", "P0001", "57014"])
+async def test_one_that_fails_fails_alone(start_api: Callable[..., Any], pool: Pool, sqlstate: str) -> None:
+    """Whatever a trigger of the shop's raises for one hold: the others are placed."""
+    await scene.on(pool, make_trouble, sqlstate)
+    api = await start_api(None)
+    answers = await asyncio.gather(
+        *(
+            api.ask(
+                "POST",
+                "/v1/holds",
+                json={"ttl_s": 60, "resource_id": f"r{n}", "holder": "bad" if n == 3 else "good"},
+                headers={"Idempotency-Key": f"k{n}"},
+            )
+            for n in range(8)
+        )
+    )
+    statuses = [answer.status for answer in answers]
+    assert statuses[:3] + statuses[4:] == [201] * 7
+    assert statuses[3] == 503
+
+
+async def test_who_hangs_keeps_nobody_waiting(pool: Pool) -> None:
+    """Behind a transaction that does not end the next ones go on; when too many hang, everybody goes alone."""
+    await scene.on(pool, make_trouble, "sleep")
+    placer = Placer(pool, Hints(None))
+    hanging = []
+    for n in range(max(1, pool.get_max_size() // 4)):
+        hanging += await started(placer, asked(f"a{n}", f"r{n}", holder="bad"))
+        [next_] = await started(placer, asked(f"b{n}"))
+        assert (await asyncio.wait_for(next_, 1) is None) is (n + 1 == pool.get_max_size() // 4)
+    assert await asyncio.wait_for(placer.place(asked("c")), 0.1) is None
+    assert all(await asyncio.gather(*hanging))
+    assert await placer.place(asked("d")) is not None
+
+
+async def test_a_group_that_takes_too_long_is_given_up(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of it places alone then, and whoever is to blame is alone with it."""
+    monkeypatch.setattr("expiry.api.placer.GROUP_S_MAX", 0.3)
+    await scene.on(pool, make_trouble, "sleep")
+    placer = Placer(pool, Hints(None))
+    assert await asyncio.gather(placer.place(asked("a", holder="bad")), placer.place(asked("b"))) == [
+        None,
+        None,
+    ]
+    assert await scene.on(pool, scene.place, "room", idempotency_key="b") is not None
+
+
+async def test_who_finds_its_resource_locked_goes_with_the_next_that_waits(pool: Pool) -> None:
+    """Another process has the row for a moment."""
+    await scene.on(pool, scene.declare, "room", 9)
+    placer = Placer(pool, Hints(None))
+    async with pool.acquire() as slow, scene.unfinished(slow) as transaction:
+        await scene.place(slow, "room")
+        tasks = await started(placer, asked("a"), asked("b"), asked("c", "bed"))
+        assert await tasks[2] is not None
+        assert not tasks[0].done()
+        await eventually(
+            lambda: slow.fetchval(f"SELECT EXISTS (SELECT FROM {GROUPS} AND wait_event_type = 'Lock')")
+        )
+        await transaction.commit()
+        holds_ = [hold for hold in await asyncio.gather(*tasks[:2]) if hold is not None]
+        assert len(holds_) == 2
+    transactions = "SELECT count(DISTINCT xid) FROM outbox WHERE key LIKE 'place%' AND hold_id = ANY ($1)"
+    assert await pool.fetchval(transactions, [hold.id for hold in holds_]) == 1
+
+
+async def test_a_resource_that_stays_locked_is_waited_for_alone(pool: Pool) -> None:
+    """In a lane, as ever."""
+    await scene.on(pool, scene.declare, "room", 9)
+    placer = Placer(pool, Hints(None))
+    async with pool.acquire() as slow, scene.unfinished(slow):
+        await scene.place(slow, "room")
+        assert await placer.place(asked("a")) is None
 
 
 async def test_who_waits_too_long_is_told_to_come_again(pool: Pool, gate: Gate) -> None:
@@ -359,14 +494,16 @@ async def test_closing_waits_for_what_is_under_way(placer: Placer, gate: Gate) -
     assert await task is not None
 
 
-async def test_work_that_ends_answers_everybody(placer: Placer, gate: Gate) -> None:
-    """Whatever ends it, nobody waits for ever, and the next ones are served."""
-    tasks = await started(placer, asked("a"))
-    tasks += await started(placer, asked("b"))
-    assert placer._working is not None  # noqa: SLF001 - there is no other way to break it
-    placer._working.cancel()  # noqa: SLF001
-    for task in tasks:
-        with pytest.raises(errors.BusyError):
-            await asyncio.wait_for(task, 5)
-    gate.open.set()
+async def test_a_bug_answers_everybody(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the work, nobody waits for ever, and the next ones are served."""
+
+    async def fail(*_args: object, **_given: object) -> None:
+        raise KeyError("ours")
+
+    placer = Placer(pool, Hints(None))
+    with monkeypatch.context() as broken:
+        broken.setattr("expiry.api.placer.place_group", fail)
+        for task in await started(placer, asked("a"), asked("b")):
+            with pytest.raises(errors.BusyError):
+                await asyncio.wait_for(task, 5)
     assert await placer.place(asked("c")) is not None

@@ -127,7 +127,8 @@ async def every_statement(conn: Conn, number: int) -> list[Hold]:
         )
         for name in (first, "y", further)
     ]
-    assert all(await place_group(conn, [one for one in asks if one is not None]))
+    found = await place_group(conn, [one for one in asks if one is not None], wait=True)
+    assert all(isinstance(hold, Hold) for hold in found)
     for name in (first, further):
         await full(conn, name)
         placed.append(await scene.place(conn, name))  # reclaims
@@ -209,6 +210,7 @@ EXPECTED = {
     "UPDATE resources r SET held = r.held + v_want": {"resources_pkey"},
     # expiry_place_group: which are declared, which keys are known and what there is, what is taken
     "row_number() OVER (PARTITION BY q.tenant": {"resources_pkey"},
+    "SELECT DISTINCT q.tenant": {"resources_pkey"},
     "PARTITION BY q.tenant, q.resource_ids[1]": {"resources_pkey", "idempotency_keys_pkey"},
     "WITH wanted AS MATERIALIZED": {"resources_pkey"},
     # expiry_expire: what is due, its resources, its end, the outcomes
