@@ -27,6 +27,9 @@ DO $$ BEGIN
             DROP CONSTRAINT outbox_pkey, ADD PRIMARY KEY (tenant_id, epoch, xid, id);
     END IF;
 END $$;
+-- Functions whose form has changed since version 1.
+DROP FUNCTION IF EXISTS expiry_end(uuid[], text, text, text, text, timestamptz);
+DROP FUNCTION IF EXISTS expiry_expire(uuid[], bigint[], text);
 
 -- ---------------------------------------------------------------------------------------- holds
 
@@ -411,51 +414,57 @@ BEGIN
     RETURN v_since;
 END $$;
 
--- End holds that the caller has locked and checked: state, counters and event in one statement.
--- The only place where a hold leaves a state and where units come back. Counted resources of these
--- holds must be locked already (in order), so that no wait happens here.
+-- End holds that the caller has locked and checked: counters, state and event. The only place where a hold leaves a
+-- state and where units come back. Answers when they ended: p_at, or without one the clock after the last counter.
+--
+-- Counters of these holds are locked already, or are locked here, in order of the resources, as everybody does.
+-- p_counted: whether any item of theirs is counted.
 CREATE OR REPLACE FUNCTION expiry_end(
-    p_ids uuid[], p_state text, p_verb text, p_by text, p_reason text, p_at timestamptz
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    p_ids uuid[], p_state text, p_verb text, p_by text, p_reason text, p_at timestamptz, p_counted boolean
+) RETURNS timestamptz LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_at timestamptz;
 BEGIN
+    IF p_counted THEN
+        UPDATE resources r
+           SET held = r.held - CASE WHEN p_state = 'returned' THEN 0 ELSE u.quantity END,
+               confirmed = r.confirmed + CASE p_state WHEN 'confirmed' THEN u.quantity
+                                                      WHEN 'returned' THEN -u.quantity ELSE 0 END,
+               -- what was held over a lowered capacity has gone: from now on the limit holds again
+               lowered_at = CASE WHEN r.held + r.confirmed - u.quantity * (p_state <> 'confirmed')::int > r.capacity
+                                 THEN r.lowered_at END
+          FROM (SELECT h.tenant_id, i.resource_id, sum(i.quantity) AS quantity
+                  FROM holds h, unnest(h.resource_ids, h.quantities, h.counted) AS i (resource_id, quantity, counted)
+                 WHERE h.id = ANY (p_ids) AND i.counted
+                 GROUP BY h.tenant_id, i.resource_id ORDER BY h.tenant_id, i.resource_id) u
+         WHERE r.tenant_id = u.tenant_id AND r.resource_id = u.resource_id;
+    END IF;
+    v_at := coalesce(p_at, greatest(clock_timestamp(), statement_timestamp()));  -- a clock may have been set back
     WITH ended AS (
         UPDATE holds h
            SET state = p_state,
-               ended_at = CASE WHEN p_state = 'returned' THEN h.ended_at ELSE p_at END,
-               returned_at = CASE WHEN p_state = 'returned' THEN p_at END,
+               ended_at = CASE WHEN p_state = 'returned' THEN h.ended_at ELSE v_at END,
+               returned_at = CASE WHEN p_state = 'returned' THEN v_at END,
                ended_by = CASE WHEN p_state = 'returned' THEN h.ended_by ELSE p_by END,
                next_attempt_at = NULL
          WHERE h.id = ANY (p_ids)
-        RETURNING h.id, h.tenant_id, h.generation, h.resource_ids, h.quantities, h.counted,
+        RETURNING h.id, h.tenant_id, h.generation, h.resource_ids, h.quantities,
                   h.holder, h.external_ref, h.expires_at, h.attempts
-    ), event AS (
-        INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
-        SELECT (SELECT expiry_epoch()), p_verb || ':' || e.id || ':' || e.generation, e.tenant_id,
-               'hold.' || p_state, e.id, e.generation, p_at,
-               jsonb_build_object('resource_ids', e.resource_ids, 'quantities', e.quantities,
-                                  'holder', e.holder, 'external_ref', e.external_ref,
-                                  'expires_at', e.expires_at, 'by', p_by, 'reason', p_reason)
-          FROM ended e
     ), recovered AS (
         UPDATE dead_letters d
-           SET state = 'recovered', resolved_at = p_at, resolved_by = p_by
+           SET state = 'recovered', resolved_at = v_at, resolved_by = p_by
           FROM ended e
          WHERE e.attempts > 0 AND d.hold_id = e.id AND d.kind = 'expire' AND d.state IN ('retrying', 'open')
-    ), units AS (
-        SELECT e.tenant_id, i.resource_id, sum(i.quantity) AS quantity
-          FROM ended e, unnest(e.resource_ids, e.quantities, e.counted) AS i (resource_id, quantity, counted)
-         WHERE i.counted
-         GROUP BY e.tenant_id, i.resource_id
     )
-    UPDATE resources r
-       SET held = r.held - CASE WHEN p_state = 'returned' THEN 0 ELSE u.quantity END,
-           confirmed = r.confirmed + CASE p_state WHEN 'confirmed' THEN u.quantity
-                                                  WHEN 'returned' THEN -u.quantity ELSE 0 END,
-           -- what was held over a lowered capacity has gone: from now on the limit holds again
-           lowered_at = CASE WHEN r.held + r.confirmed - u.quantity * (p_state <> 'confirmed')::int > r.capacity
-                             THEN r.lowered_at END
-      FROM units u
-     WHERE r.tenant_id = u.tenant_id AND r.resource_id = u.resource_id;
+    INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)
+    SELECT (SELECT expiry_epoch()), p_verb || ':' || e.id || ':' || e.generation, e.tenant_id,
+           'hold.' || p_state, e.id, e.generation, v_at,
+           jsonb_build_object('resource_ids', e.resource_ids, 'quantities', e.quantities,
+                              'holder', e.holder, 'external_ref', e.external_ref,
+                              'expires_at', e.expires_at, 'by', p_by, 'reason', p_reason)
+      FROM ended e;
+    RETURN v_at;
 END $$;
 
 -- Lock the counted resources of these holds, in the order every transaction of ours uses.
@@ -499,50 +508,57 @@ END $$;
 
 -- The one transition that ends holds by time: held -> expired, for distinct (id, generation) pairs.
 --
--- One row per pair, in order: expired (ms: lag), early (ms: what is left of it), stale (an older
+-- One outcome per pair, in order: expired (ms: lag), early (ms: what is left of it), stale (an older
 -- generation), ended, contended (somebody has it locked; come again), missing; at_ms is this database's
 -- clock. Rows of holds are never waited for; a resource at most 50 ms, then only what is free is taken, so
 -- that a slow checkout transaction delays only the holds that need what it holds.
-CREATE OR REPLACE FUNCTION expiry_expire(p_ids uuid[], p_generations bigint[], p_by text)
-RETURNS TABLE (ord int, outcome text, ms double precision, at_ms double precision)
-LANGUAGE plpgsql SET lock_timeout = '50ms' SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-#variable_conflict use_column
+CREATE OR REPLACE FUNCTION expiry_expire(
+    p_ids uuid[], p_generations bigint[], p_by text,
+    OUT outcomes text[], OUT ms double precision[], OUT at_ms double precision
+) LANGUAGE plpgsql SET lock_timeout = '50ms' SET plan_cache_mode = force_generic_plan
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now constant timestamptz := statement_timestamp();
     v_at timestamptz;
     v_locked uuid[];
+    v_deadlines timestamptz[];
+    v_counted boolean;
 BEGIN
-    SELECT array_agg(h.id) INTO v_locked
+    SELECT array_agg(h.id), array_agg(h.expires_at), bool_or(true = ANY (h.counted))
+      INTO v_locked, v_deadlines, v_counted
       FROM unnest(p_ids, p_generations) AS w (id, generation)
-     CROSS JOIN LATERAL (SELECT h.id FROM holds h
+     CROSS JOIN LATERAL (SELECT h.id, h.expires_at, h.counted FROM holds h
                           WHERE h.id = w.id AND h.state || '' = 'held' AND h.generation = w.generation
                             AND h.expires_at <= v_now
                             FOR NO KEY UPDATE SKIP LOCKED) h;
     IF v_locked IS NOT NULL THEN
         BEGIN
-            v_locked := expiry_lock_resources(v_locked, p_skip => false);
+            v_at := expiry_end(v_locked, 'expired', 'expire', p_by, NULL, NULL, v_counted);
         EXCEPTION WHEN lock_not_available THEN
             v_locked := expiry_lock_resources(v_locked, p_skip => true);
+            v_at := expiry_end(v_locked, 'expired', 'expire', p_by, NULL, NULL, v_counted);
         END;
-        v_at := greatest(clock_timestamp(), v_now);  -- a clock set back must not make it early
-        PERFORM expiry_end(v_locked, 'expired', 'expire', p_by, NULL, v_at);
     END IF;
     v_at := coalesce(v_at, clock_timestamp());
-    RETURN QUERY
-    SELECT w.ord::int,
-           CASE WHEN h.id IS NULL THEN 'missing'
-                WHEN h.state = 'expired' AND h.ended_at = v_at AND h.generation = w.generation THEN 'expired'
-                WHEN h.state <> 'held' THEN 'ended'
-                WHEN h.generation > w.generation THEN 'stale'
-                WHEN h.expires_at > v_now THEN 'early'
-                ELSE 'contended' END,
-           extract(epoch FROM CASE WHEN h.state = 'held' THEN h.expires_at - v_now
-                                   ELSE v_at - h.expires_at END)::double precision * 1000,
-           extract(epoch FROM v_at)::double precision * 1000
-      FROM unnest(p_ids, p_generations) WITH ORDINALITY AS w (id, generation, ord)
-      LEFT JOIN LATERAL (SELECT h.id, h.state, h.generation, h.expires_at, h.ended_at
-                           FROM holds h WHERE h.id = w.id) h ON true
-     ORDER BY w.ord;
+    at_ms := date_part('epoch', v_at) * 1000;
+    IF cardinality(v_locked) = cardinality(p_ids) THEN  -- mostly: nothing more has to be looked up
+        outcomes := array_fill('expired'::text, ARRAY[cardinality(p_ids)]);
+        ms := ARRAY(SELECT date_part('epoch', v_at - d.expires_at) * 1000 FROM unnest(v_deadlines) AS d (expires_at));
+        RETURN;
+    END IF;
+    SELECT array_agg(o.outcome ORDER BY o.ord), array_agg(o.ms ORDER BY o.ord) INTO outcomes, ms
+      FROM (SELECT w.ord,
+                   CASE WHEN h.id IS NULL THEN 'missing'
+                        WHEN h.state = 'expired' AND h.ended_at = v_at AND h.generation = w.generation THEN 'expired'
+                        WHEN h.state <> 'held' THEN 'ended'
+                        WHEN h.generation > w.generation THEN 'stale'
+                        WHEN h.expires_at > v_now THEN 'early'
+                        ELSE 'contended' END AS outcome,
+                   date_part('epoch', CASE WHEN h.state = 'held' THEN h.expires_at - v_now
+                                           ELSE v_at - h.expires_at END) * 1000 AS ms
+              FROM unnest(p_ids, p_generations) WITH ORDINALITY AS w (id, generation, ord)
+              LEFT JOIN LATERAL (SELECT h.id, h.state, h.generation, h.expires_at, h.ended_at
+                                   FROM holds h WHERE h.id = w.id) h ON true) o;
 END $$;
 
 -- What a placing request asks for, one row per item.
@@ -661,10 +677,10 @@ BEGIN
             SELECT FROM resources r WHERE r.tenant_id = p_tenant AND r.resource_id = w.resource_id
                FOR NO KEY UPDATE) r;
         IF v_expired IS NOT NULL THEN
-            PERFORM expiry_end(v_expired, 'expired', 'expire', 'reclaim', NULL, greatest(clock_timestamp(), v_now));
+            PERFORM expiry_end(v_expired, 'expired', 'expire', 'reclaim', NULL, NULL, true);
         END IF;
         IF v_replaced IS NOT NULL THEN
-            PERFORM expiry_end(v_replaced, 'released', 'release', p_by, 'replaced', clock_timestamp());
+            PERFORM expiry_end(v_replaced, 'released', 'release', p_by, 'replaced', NULL, true);
         END IF;
         IF cardinality(p_replace) > coalesce(cardinality(v_replaced), 0) THEN
             RAISE EXCEPTION USING ERRCODE = 'EX002', MESSAGE = 'a replaced hold is not held any more';
@@ -1036,7 +1052,7 @@ BEGIN
         WHEN v_hold.state = 'held' THEN 'not_confirmed'
         ELSE 'ended' END;
     IF v_outcome = 'done' THEN
-        PERFORM expiry_end(ARRAY[p_id], c_state, p_verb, p_by, p_reason, v_now);
+        PERFORM expiry_end(ARRAY[p_id], c_state, p_verb, p_by, p_reason, v_now, true);
         SELECT h.* INTO v_hold FROM holds h WHERE h.id = p_id;
     END IF;
     RETURN QUERY SELECT v_outcome, v_hold;

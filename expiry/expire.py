@@ -6,6 +6,7 @@ wake-up that is early, late, stale or doubled is a counted no-op.
 
 from collections import Counter as Tally
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 from uuid import UUID
 
@@ -57,7 +58,7 @@ class Outcome(NamedTuple):
     at_ms: float
 
 
-EXPIRE = "SELECT outcome, ms, at_ms FROM expiry_expire($1, $2, $3)"
+EXPIRE = "SELECT outcomes, ms, at_ms FROM expiry_expire($1, $2, $3)"
 
 
 async def expire(conn: Conn, wakes: Sequence[Wake], *, by: str) -> list[Outcome]:
@@ -65,8 +66,9 @@ async def expire(conn: Conn, wakes: Sequence[Wake], *, by: str) -> list[Outcome]
 
     Raises what asyncpg raises; then none of them changed.
     """
-    rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
-    return [Outcome(*row.values()) for row in rows]
+    row = await conn.fetchrow(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
+    assert row is not None  # noqa: S101 - a function with OUT parameters answers one row
+    return list(map(Outcome, row["outcomes"] or (), row["ms"] or (), repeat(row["at_ms"])))
 
 
 async def expire_batch(conn: Conn, wakes: Sequence[Wake], *, by: str, settings: Settings) -> list[Outcome]:

@@ -41,15 +41,14 @@ LOCK_DUE = """WHERE h.id = w.id AND h.state || '' = 'held' AND h.generation = w.
                             FOR NO KEY UPDATE SKIP LOCKED"""
 NOT_EARLY = "    CONSTRAINT holds_not_early CHECK (state <> 'expired' OR ended_at >= expires_at),\n"
 ONCE = "CREATE UNIQUE INDEX IF NOT EXISTS outbox_once"
-EVENT = "          FROM ended e\n    ), recovered AS ("
+EVENT = "      FROM ended e;\n    RETURN v_at;"
 UNITS_BACK = "SET held = r.held - CASE WHEN p_state = 'returned' THEN 0 ELSE u.quantity END"
 FULL = """
            AND (r.capacity IS NULL OR r.held + r.confirmed + v_want.quantity <= r.capacity)"""
 
 LATE_FINISH = """WHEN v_hold.state = 'expired' OR v_hold.state = 'held' AND v_hold.expires_at <= v_now THEN 'expired'
         WHEN v_hold.state = c_from"""
-BOUNDED_WAIT = """lock_timeout = '50ms' SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-#variable_conflict"""
+BOUNDED_WAIT = "SET lock_timeout = '50ms' SET plan_cache_mode"
 IN_ORDER = "GROUP BY d.resource_id ORDER BY d.resource_id\n    LOOP"
 WAIT_FIRST = """    IF v_hold.state = c_from THEN
         PERFORM expiry_lock_resources(ARRAY[p_id], p_skip => false);
@@ -61,7 +60,7 @@ FEED_ORDER = """AND (o.epoch, o.xid, o.id) < (v_end.epoch, v_end.xid, 0::bigint)
     ELSE"""
 
 # A second statement, after the first has committed.
-EVENT_LATER = """rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
+EVENT_LATER = """row = await conn.fetchrow(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)
     await conn.execute(
         "INSERT INTO outbox (epoch, key, tenant_id, type, hold_id, generation, occurred_at, data)"
         " SELECT expiry_epoch(), 'expire:' || h.id || ':' || h.generation, h.tenant_id, 'hold.expired', h.id,"
@@ -69,7 +68,9 @@ EVENT_LATER = """rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.
         " WHERE h.id = ANY ($1) AND h.state = 'expired' ON CONFLICT DO NOTHING",
         [w.hold_id for w in wakes],
     )"""
-EXPIRE_CALL = "rows = await conn.fetch(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)"
+EXPIRE_CALL = (
+    "row = await conn.fetchrow(EXPIRE, [w.hold_id for w in wakes], [w.generation for w in wakes], by)"
+)
 
 P1 = (
     Mutant(

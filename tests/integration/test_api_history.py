@@ -54,7 +54,9 @@ async def test_a_history_tells_of_the_expiry_and_of_failures(api: Api, pool: Poo
     await make_overdue(pool)
     async with pool.acquire() as conn:
         for hold, by in ((woken, "worker"), (swept, "sweep")):
-            await conn.execute("SELECT expiry_expire(ARRAY[$1::uuid], ARRAY[1::bigint], $2)", hold["id"], by)
+            await conn.execute(
+                "SELECT at_ms FROM expiry_expire(ARRAY[$1::uuid], ARRAY[1::bigint], $2)", hold["id"], by
+            )
         await conn.execute(
             """INSERT INTO dead_letters (tenant_id, kind, hold_id, generation, reason, attempts, first_error,
                                          last_error, first_failed_at, last_failed_at, state)

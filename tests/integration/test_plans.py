@@ -144,9 +144,8 @@ async def every_statement(conn: Conn, number: int) -> list[Hold]:
     now = await conn.fetchval(sweep.CLOCK)
     due = await conn.fetch(sweep.DUE_PAGE, now, EPOCH, NO_ID, 500)
     await conn.fetch(sweep.BACKED_OFF_PAGE, now, EPOCH, NO_ID, 500)
-    await scene.transition.expire(
-        conn, [scene.transition.Wake(r["id"], r["generation"]) for r in due], by="x"
-    )
+    wakes = [scene.transition.Wake(r["id"], r["generation"]) for r in due]
+    await scene.transition.expire(conn, [*wakes, scene.wake(placed[1])], by="x")  # one comes early
     await every_list(conn, first)
     now = await conn.fetchval(promoter.CLOCK)
     slice_ = (now, now + timedelta(seconds=60))
@@ -216,7 +215,8 @@ EXPECTED = {
     # expiry_expire: what is due, its resources, its end, the outcomes
     "WHERE h.id = w.id AND h.state || '' = 'held'": {"holds_pkey"},
     "SELECT FROM unnest(v_tenants": {"resources_pkey"},
-    "WITH ended AS": {"holds_pkey", "resources_pkey"},
+    "SET held = r.held - CASE": {"holds_pkey", "resources_pkey"},
+    "WITH ended AS": {"holds_pkey"},
     "LEFT JOIN LATERAL (SELECT h.id, h.state": {"holds_pkey"},
     # expiry_declare, the other verbs
     "WITH mine AS": {"holds_by_resource", "holds_by_further_resource", "holds_pkey"},
