@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import structlog
 from arq.connections import ArqRedis
+from asyncpg.pgproto import pgproto
 from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -207,7 +207,7 @@ def parse(id_: bytes) -> Wake:
     name, hold_id, generation = id_.decode().split(":")
     if name != JOB_NAME:
         raise ValueError(id_)
-    return Wake(UUID(hold_id), int(generation))
+    return Wake(pgproto.UUID(hold_id), int(generation))  # a uuid.UUID, read eight times as fast
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.3f', n
 
 local ids, scores, aside = {}, {}, 0
 for i = 1, #due, 2 do
-  if string.match(due[i], '^expire:%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x:%d+$')
-      and #due[i] <= 62 then
+  local generation = string.match(due[i], '^expire:%x+%-%x+%-%x+%-%x+%-%x+:(%d+)$')
+  if generation and #generation <= 18 and #due[i] == 44 + #generation then
     ids[#ids + 1], scores[#scores + 1] = due[i], due[i + 1]
   else
     -- Not ours: never run, never lost. Its body must not expire while nobody looks.

@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,16 +235,18 @@ class GovernedWorker(Worker):
                 redis_ms=claim.now_ms - batch.skew_ms,
                 elapsed_ms=elapsed_s * 1000,
             )
-        done: list[bytes] = []
-        again: list[Again] = []
-        for id_, outcome in zip(claim.ids, outcomes, strict=True):
-            wait_ms = _wait_ms(outcome)
-            if wait_ms is None:
-                done.append(id_)
-            else:
-                again.append(Again(id_, math.ceil(outcome.at_ms + wait_ms)))
-                RETRIES.labels(outcome.kind).inc()
         tally = Tally(o.kind for o in outcomes)
+        done: Sequence[bytes] = claim.ids
+        again: list[Again] = []
+        if tally["expired"] < len(outcomes):
+            done = []
+            for id_, outcome in zip(claim.ids, outcomes, strict=True):
+                wait_ms = _wait_ms(outcome)
+                if wait_ms is None:
+                    done.append(id_)
+                else:
+                    again.append(Again(id_, math.ceil(outcome.at_ms + wait_ms)))
+                    RETRIES.labels(outcome.kind).inc()
         refund = sum(tally[kind] for kind in NOT_STARTED)
         # Acknowledged after the commit: a settle that is lost means a second, empty look.
         await self._wakeups.settle(done=done, again=again, refund=refund)
