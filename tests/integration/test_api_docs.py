@@ -21,6 +21,7 @@ import pytest
 from expiry import keys
 from expiry.api.app import OPERATIONS
 from expiry.api.document.curl import BASE_URL, DATA_DIR, KEY
+from expiry.api.document.docs import base_url
 from expiry.api.document.openapi import document
 from tests.api_client import PLATFORM, Api
 
@@ -90,7 +91,7 @@ async def test_every_command_works_as_it_stands(
     assert len(commands) > len(OPERATIONS)
     for command in commands:
         with subtests.test(command=command.splitlines()[-1]):
-            said = await in_shell(api, command, tmp_path)
+            said = await in_shell(command, tmp_path)
             assert re.match(r"HTTP/1\.1 20[0-4] ", said), said
 
 
@@ -100,22 +101,63 @@ async def test_the_python_example_works_as_it_stands(
     """As `python -m asyncio` would run it: a hold is placed and confirmed."""
     await keys.create(conn, tenant_id="dev", scopes=("holds", "read", "operate"), key=KEY)
     [example] = re.findall(r'<pre class="python"[^>]*><code>(.*?)</code></pre>', await page(api), re.DOTALL)
-    source = html.unescape(example).replace(BASE_URL, str(api.client.make_url("/")).rstrip("/"))
-    code = compile(source, "/docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(html.unescape(example), "/docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     await eval(code, {})  # noqa: S307 - our own page
     assert capsys.readouterr().out == "confirmed\n"
 
 
-async def in_shell(api: Api, command: str, directory: Path) -> str:
-    """Run a command of the page against this API; answer what it says."""
-    here = str(api.client.make_url("/")).rstrip("/")
+async def test_the_page_asks_where_it_was_asked(api: Api) -> None:
+    """Its commands go to the host that the page came from, and may be cached for nobody else."""
+    here = await api.ask("GET", "/docs", key=None, headers={"Host": "holds.example:8443"})
+    assert '"http://holds.example:8443/v1/holds"' in html.unescape(await here.text())
+    assert BASE_URL not in await here.text()
+    assert here.headers["Cache-Control"] == "no-store"
+    forged = await api.ask("GET", "/docs", key=None, headers={"Host": "a$(id)"})
+    assert BASE_URL in await forged.text()
+    assert "$(id)" not in await forged.text()
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ({"Host": "10.0.0.7:8137"}, "http://10.0.0.7:8137"),
+        ({"Host": "[::1]:8080"}, "http://[::1]:8080"),
+        ({"Host": "api_1"}, "http://api_1"),
+        ({"Host": "holds.example", "X-Forwarded-Proto": "https"}, "https://holds.example"),
+        ({"Host": "holds.example", "X-Forwarded-Proto": "javascript"}, "http://holds.example"),
+        *(
+            ({"Host": host}, BASE_URL)
+            for host in (
+                "",
+                "a b",
+                "a;id",
+                "a\nb",
+                "$HOME",
+                "`id`",
+                "<b>",
+                "a/b",
+                "u@a",
+                "a:b",
+                "a:123456",
+                "-x",
+            )
+        ),
+    ],
+)
+def test_a_host_is_shown_only_if_it_is_one(headers: dict[str, str], shown: str) -> None:
+    """What else a head may hold would be pasted into somebody's shell."""
+    assert base_url(headers) == shown
+
+
+async def in_shell(command: str, directory: Path) -> str:
+    """Run a command of the page as it stands; answer what it says."""
     # Where there is no curl, a stand-in does what these commands ask of it.
     stand_in = directory / "bin" / "curl"
     stand_in.parent.mkdir(exist_ok=True)
     stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "tests/curl.py"}" "$@"\n')
     stand_in.chmod(0o755)
     process = await asyncio.create_subprocess_exec(
-        *("bash", "-c", command.replace(BASE_URL, here)),
+        *("bash", "-c", command),
         cwd=directory,
         env={"PATH": f"{os.environ['PATH']}{os.pathsep}{stand_in.parent}"},
         stdout=asyncio.subprocess.PIPE,

@@ -17,7 +17,7 @@ _PLATFORM_KEY = rf"""PLATFORM_KEY=$(sed -n 's/.*"platform_key": "\([^"]*\)".*/\1
 _FIRST = {
     "/holds/{id}": (
         "HOLD=$(curl -s",
-        f"{BASE_URL}/v1/holds",
+        f'"{BASE_URL}/v1/holds"',
         f"-H 'Authorization: Bearer {KEY}'",
         _JSON,
         '-H "Idempotency-Key: order-$RANDOM$RANDOM"',
@@ -31,7 +31,7 @@ _FIRST = {
     ),
     "/keys/{id}": (
         "KEY_ID=$(curl -s",
-        f"{BASE_URL}/v1/keys",
+        f'"{BASE_URL}/v1/keys"',
         '-H "Authorization: Bearer $PLATFORM_KEY"',
         _JSON,
         """-d '{"tenant_id": "shop"}'""",
@@ -47,7 +47,7 @@ def command(method: str, path: str, operation: dict[str, Any]) -> str:
     if operation.get("x-scope") == "platform":
         lines.append(_PLATFORM_KEY)
     if (method, path) == ("GET", "/v1/resources/{resource_id}"):
-        body = """-d '{"capacity": 10}'"""
+        body = """-d '{"capacity": 100}'"""
         lines.append(
             _joined(["curl -s -o /dev/null -X PUT", _url(path, operation), *_auth(operation), _JSON, body])
         )
@@ -91,7 +91,7 @@ def _url(path: str, operation: dict[str, Any]) -> str:
     for part, variable in _VARIABLES.items():
         path = path.replace(part, part.replace("{id}", variable))
     url = BASE_URL + path + (f"?{urlencode(query)}" if query else "")
-    return f'"{url}"' if {"$", "?"} & set(url) else url
+    return f'"{url}"'  # for ?, for $HOLD, and for the brackets of an IPv6 address
 
 
 def _joined(words: list[str] | tuple[str, ...]) -> str:

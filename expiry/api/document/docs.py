@@ -4,39 +4,52 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
 
-from expiry.api.document.curl import command
+from expiry.api.document.curl import BASE_URL, command
 from expiry.api.document.vocabulary import ANYWHERE
 from expiry.wire.problems import NotPlacedError, status_of
 
 Json = dict[str, Any]
 
 _PACKAGE = files("expiry.api.document")
+# A name or an address, and a port: nothing that means anything to a shell or in HTML.
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[\w.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
 _BOUNDS = {"minimum": "≥ {:,}", "maximum": "≤ {:,}", "minItems": "{:,} or more", "maxItems": "at most {:,}"}
 
 
 def route(document: Json) -> web.RouteDef:
-    """Answer the route of the page, which is made once."""
+    """Answer the route of the page, which is made once; its commands ask whichever host the page was asked of."""
     style, script = _asset("docs.css"), _asset("docs.js")
-    body = page(document, style=style, script=script).encode()
+    text = page(document, style=style, script=script)
     headers = {
         "Content-Type": "text/html; charset=utf-8",
+        "Cache-Control": "no-store",  # for another it may say another host
         "Content-Security-Policy": f"default-src 'none'; style-src '{_hash(style)}'; "
         f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
 
-    async def docs(_request: web.Request) -> web.Response:
-        return web.Response(body=body, headers=headers)
+    async def docs(request: web.Request) -> web.Response:
+        return web.Response(body=text.replace(BASE_URL, base_url(request.headers)).encode(), headers=headers)
 
     return web.get("/docs", docs)
+
+
+def base_url(headers: Mapping[str, str]) -> str:
+    """Answer where the request was sent, as far as its head says so in a form that can be shown."""
+    host = headers.get("Host", "")
+    if not _HOST.fullmatch(host):
+        return BASE_URL
+    # Whoever forges this is shown https, and nobody else: a key never goes unencrypted because of it.
+    scheme = "https" if headers.get("X-Forwarded-Proto", "").lower() == "https" else "http"
+    return f"{scheme}://{host}"
 
 
 def page(document: Json, *, style: str, script: str) -> str:
