@@ -142,11 +142,11 @@ class ResourceAnswer(Answer):
     """A declared resource."""
 
     resource_id: str = Field(examples=["room-12/2026-12-24"])
-    capacity: int | None = Field(description="null: counted without a limit.", examples=[10])
+    capacity: int | None = Field(description="null: counted without a limit.", examples=[100])
     held: int = Field(description="Units in held holds, overdue ones among them.", examples=[3])
     confirmed: int = Field(examples=[2])
     available: int | None = Field(
-        description="Units to be had now; overdue holds do not count. null: no limit.", examples=[5]
+        description="Units to be had now; overdue holds do not count. null: no limit.", examples=[95]
     )
 
 

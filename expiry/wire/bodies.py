@@ -204,10 +204,10 @@ class ReleaseBatchBody(Strict):
 class ResourceBody(Strict):
     """A declared resource."""
 
-    model_config = described(example={"capacity": 10})
+    model_config = described(example={"capacity": 100})
 
     capacity: Annotated[int, Field(ge=0, le=INT_MAX)] | None = Field(
-        description="Units on sale; null: counted without a limit.", examples=[10]
+        description="Units on sale; null: counted without a limit.", examples=[100]
     )
 
 
