@@ -23,7 +23,7 @@ from expiry.holds import Conn, Hold, Placement
 from expiry.wakeups import REDIS_AWAY, charge
 from expiry.wanted import Wanted
 from expiry.wire.answers import HistoryAnswer, HoldAnswer, HoldsAnswer
-from expiry.wire.bodies import ConfirmBody, GiveBackBody, PlaceBody, RenewBody
+from expiry.wire.bodies import ConfirmBody, PlaceBody, ReleaseBody, RenewBody, ReturnBody
 from expiry.wire.problems import InvalidError
 from expiry.wire.queries import HoldsQuery, NoQuery
 from expiry.wire.times import rfc3339, rfc3339_or_none
@@ -236,12 +236,12 @@ async def confirm(call: Call, asked: ConfirmBody) -> web.Response:
     "POST",
     "/v1/holds/{id}/release",
     scope="holds",
-    takes=GiveBackBody,
+    takes=ReleaseBody,
     answers=HoldAnswer,
     conditional=True,
     refuses=_VERB_REFUSES,
 )
-async def release(call: Call, asked: GiveBackBody) -> web.Response:
+async def release(call: Call, asked: ReleaseBody) -> web.Response:
     """Release a hold: give its units back before the deadline. Repeating it is harmless."""
     return await _change(call, "release", asked.generation, holds.release, reason=asked.reason)
 
@@ -250,12 +250,12 @@ async def release(call: Call, asked: GiveBackBody) -> web.Response:
     "POST",
     "/v1/holds/{id}/return",
     scope="holds",
-    takes=GiveBackBody,
+    takes=ReturnBody,
     answers=HoldAnswer,
     conditional=True,
     refuses=(*_VERB_REFUSES, errors.NotConfirmedError),
 )
-async def return_(call: Call, asked: GiveBackBody) -> web.Response:
+async def return_(call: Call, asked: ReturnBody) -> web.Response:
     """Return a confirmed hold: its units come back, after a refund, say. Repeating it is harmless."""
     return await _change(call, "return", asked.generation, holds.return_, reason=asked.reason)
 

@@ -87,7 +87,13 @@ class Client(Caller):
         return await self._get(words.hold_path(hold_id, "history"), answers.HistoryAnswer)
 
     async def holds(self, **which: Unpack[HoldsFilter]) -> AsyncGenerator[answers.HoldAnswer, None]:
-        """Go through the holds that match. Raises InvalidError where no index serves the filters."""
+        """Go through the holds that match: none given, all that have not ended.
+
+        The filters, by name: `state` (held, confirmed, released, expired, returned), `resource_id`, `holder`,
+        `external_ref`, `overdue` (True: past the deadline and not ended yet), `expires_before` (a datetime with
+        a zone); each narrows further. Ended ones are found by `external_ref` only. Raises InvalidError where no
+        index serves the filters.
+        """
         async for page in pages(lambda cursor: self.holds_page(cursor=cursor, limit=PAGE_MAX, **which)):
             for hold in page.holds:
                 yield hold
@@ -95,7 +101,11 @@ class Client(Caller):
     async def holds_page(
         self, *, limit: int | None = None, cursor: str | None = None, **which: Unpack[HoldsFilter]
     ) -> answers.HoldsAnswer:
-        """Get a page of the holds that match; it may be short and not the last: follow `next_cursor`."""
+        """Get a page of the holds that match; it may be short and not the last: follow `next_cursor`.
+
+        The filters are those of `holds`: `state`, `resource_id`, `holder`, `external_ref`, `overdue`,
+        `expires_before`.
+        """
         query = words.query(queries.HoldsQuery, limit=limit, cursor=cursor, **which)
         return await self._get("/v1/holds", answers.HoldsAnswer, query)
 
@@ -135,7 +145,7 @@ class Client(Caller):
         idempotency_key: str | None = None,
     ) -> answers.HoldAnswer:
         """Give the units back before the deadline. Repeating it has no new effect. Raises as `renew` does."""
-        body = words.body(bodies.GiveBackBody, **words.given(reason=reason, generation=generation))
+        body = words.body(bodies.ReleaseBody, **words.given(reason=reason, generation=generation))
         return await self._post(
             words.hold_path(hold_id, "release"), body, answers.HoldAnswer, idempotency_key
         )
@@ -149,7 +159,7 @@ class Client(Caller):
         idempotency_key: str | None = None,
     ) -> answers.HoldAnswer:
         """Give a confirmed hold's units back. Raises NotConfirmedError too; repeating it has no new effect."""
-        body = words.body(bodies.GiveBackBody, **words.given(reason=reason, generation=generation))
+        body = words.body(bodies.ReturnBody, **words.given(reason=reason, generation=generation))
         return await self._post(words.hold_path(hold_id, "return"), body, answers.HoldAnswer, idempotency_key)
 
     # --- batches

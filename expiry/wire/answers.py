@@ -61,9 +61,9 @@ class HoldAnswer(Answer):
         description="1 at first, one more with each renewal; the ETag is `g` and it.", examples=[1]
     )
     items: list[ItemAnswer]
-    holder: str | None = Field(examples=["customer-4711"])
+    holder: str | None = Field(examples=[None])
     external_ref: str | None = Field(examples=["cart-77"])
-    metadata: dict[str, Any] = Field(examples=[{"channel": "web"}])
+    metadata: dict[str, Any] = Field(examples=[{}])
     placed_at: datetime = Field(examples=[_NOW])
     expires_at: datetime = Field(description="The deadline.", examples=[_LATER])
     expires_in_s: float = Field(
@@ -121,21 +121,25 @@ class ProblemAnswer(Answer):
 class PlacedResult(Answer):
     """What came of one hold of a batch: it is placed or released."""
 
-    status: Literal[200, 201] = Field(examples=[201])
-    hold: HoldAnswer
+    status: Literal[200, 201] = Field(
+        description="201: placed, 200: released; as for one alone.", examples=[201]
+    )
+    hold: HoldAnswer = Field(description="The hold as it is then.")
 
 
 class RefusedResult(Answer):
     """What came of one hold of a batch: it was refused."""
 
-    status: int = Field(examples=[409])
-    problem: ProblemAnswer
+    status: int = Field(description="As for one alone; also in the problem.", examples=[409])
+    problem: ProblemAnswer = Field(description="The refusal that it would have been for one alone.")
 
 
 class BatchAnswer(Answer):
     """One result for each hold that was asked for, in order."""
 
-    results: list[PlacedResult | RefusedResult]
+    results: list[PlacedResult | RefusedResult] = Field(
+        description="In the order of the request: `status` and either the `hold` or the `problem`."
+    )
 
 
 class ResourceAnswer(Answer):
@@ -227,9 +231,11 @@ class WakeupAnswer(Answer):
 class HistoryAnswer(Answer):
     """What happened to a hold, oldest first, as far back as events are kept."""
 
-    hold: HoldAnswer
-    history: list[HistoryEntry]
-    wakeup: WakeupAnswer
+    hold: HoldAnswer = Field(description="The hold as it is now.")
+    history: list[HistoryEntry] = Field(
+        description="Each step: when, what, at which generation, by whom, and `detail`, which depends on `what`."
+    )
+    wakeup: WakeupAnswer = Field(description="The hold's next wake-up in the queue.")
 
 
 class KeyAnswer(Answer):

@@ -157,12 +157,20 @@ class ConfirmBody(ConditionalBody):
     model_config = described(example={})
 
 
-class GiveBackBody(ConditionalBody):
-    """Release or return: the units come back."""
+class ReleaseBody(ConditionalBody):
+    """The units come back before the deadline."""
 
     model_config = described(example={"reason": "cart emptied"})
 
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["cart emptied"])
+
+
+class ReturnBody(ConditionalBody):
+    """The units of a confirmed hold come back."""
+
+    model_config = described(example={"reason": "refund"})
+
+    reason: Text | None = Field(default=None, description="Why, for the record.", examples=["refund"])
 
 
 class BatchBody(Strict):
@@ -241,7 +249,8 @@ class KeyBody(Strict):
         Field(
             default=None,
             description="What it may do; left out: all that such a key can. A platform key has `platform` "
-            "and nothing else.",
+            "and nothing else. `operate` opens nothing yet: it is for the tenant's own dead letters, deliveries "
+            "and endpoints, which are to come.",
             examples=[["holds", "read"]],
         )
     )

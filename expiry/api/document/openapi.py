@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from expiry import errors
 from expiry.api.document import vocabulary
+from expiry.api.document.examples import answered
 from expiry.api.document.vocabulary import BY_AIOHTTP, Json
 from expiry.api.operation import Operation
 from expiry.wire import problems
@@ -49,7 +50,7 @@ class _Writer:
         summary, paragraphs = _prose(operation)
         needs = f"Needs a key with the scope `{operation.scope}`."
         described: Json = {
-            "operationId": f"{operation.tag}_{operation.work.__name__.strip('_')}",
+            "operationId": _operation_id(operation),
             "tags": [operation.tag],
             "summary": summary,
             "description": "\n\n".join([*paragraphs, needs]),
@@ -74,7 +75,7 @@ class _Writer:
         done: Json = {"description": operation.status.phrase}
         if operation.answers is not None:
             schema = self.refs[operation.answers]
-            example = _example(schema, self.schemas)
+            example = answered(_operation_id(operation), _example(schema, self.schemas))
             done["content"] = {"application/json": {"schema": schema, "example": example}}
         headers: Json = {}
         if operation.answers is HoldAnswer:
@@ -174,6 +175,10 @@ def _prose(operation: Operation) -> tuple[str, list[str]]:
     paragraphs = inspect.cleandoc(operation.work.__doc__ or "").split("\n\n")
     summary, *others = (" ".join(p.split()) for p in paragraphs)
     return summary, others
+
+
+def _operation_id(operation: Operation) -> str:
+    return f"{operation.tag}_{operation.work.__name__.strip('_')}"
 
 
 def _parameters(operation: Operation) -> list[Json]:
