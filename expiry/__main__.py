@@ -216,7 +216,9 @@ def keys_create(
     *,
     tenant: Annotated[str | None, typer.Option(help="Whose holds the key works on.")] = None,
     platform: Annotated[bool, typer.Option(help="A key for operators, without a tenant.")] = False,
-    scope: Annotated[list[str] | None, typer.Option(help="holds, read, operate; all if left out.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="holds (write), read, operate (nothing yet); all if left out.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What it is for.")] = None,
 ) -> None:
     """Make a key and print it, this once."""

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import hashlib
 import html
+import inspect
 import json
 import os
 import re
@@ -23,6 +24,8 @@ from expiry.api.app import OPERATIONS
 from expiry.api.document.curl import BASE_URL, DATA_DIR, KEY
 from expiry.api.document.docs import base_url
 from expiry.api.document.openapi import document
+from expiry.api.document.python import CALLS
+from expiry.client import Client
 from tests.api_client import PLATFORM, Api
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +96,7 @@ async def test_every_command_works_as_it_stands(
         with subtests.test(command=command.splitlines()[-1]):
             said = await in_shell(command, tmp_path)
             assert re.match(r"HTTP/1\.1 20[0-4] ", said), said
+            assert "urn:expiry:problem" not in said or "openapi" in command or "/docs" in command
 
 
 async def test_the_python_example_works_as_it_stands(
@@ -104,6 +108,26 @@ async def test_the_python_example_works_as_it_stands(
     code = compile(html.unescape(example), "/docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     await eval(code, {})  # noqa: S307 - our own page
     assert capsys.readouterr().out == "confirmed\n"
+
+
+def test_each_operation_has_its_call() -> None:
+    """Every one that needs a key; with arguments that the client's method takes, awaited or gone through."""
+    described = document(OPERATIONS)["paths"].values()
+    assert set(CALLS) == {o["operationId"] for item in described for o in item.values() if o.get("x-scope")}
+    shown = set()
+    for call in CALLS.values():
+        [statement] = ast.parse(f"async def call():\n    {call}").body
+        found = next(
+            n
+            for n in ast.walk(statement)
+            if isinstance(n, ast.Call) and ast.unparse(n.func).startswith("client.")
+        )
+        method = getattr(Client, ast.unparse(found.func).removeprefix("client."))
+        inspect.signature(method).bind(None, *found.args, **{str(k.arg): k.value for k in found.keywords})
+        assert inspect.isasyncgenfunction(method) == call.startswith("async for")
+        shown.add(method.__name__)
+    methods = {name for name in vars(Client) if not name.startswith("_") and not name.endswith("_page")}
+    assert methods - shown == {"events"}  # `follow` asks for its pages
 
 
 async def test_the_page_asks_where_it_was_asked(api: Api) -> None:

@@ -13,17 +13,19 @@ LINE_CHARS_MAX = 100
 _JSON = "-H 'Content-Type: application/json'"
 _KEPT_ID = r"""| sed 's/.*"id": "\([^"]*\)".*/\1/')"""
 _PLATFORM_KEY = rf"""PLATFORM_KEY=$(sed -n 's/.*"platform_key": "\([^"]*\)".*/\1/p' {DATA_DIR}/dev.json)"""
+_HOLD = (
+    "HOLD=$(curl -s",
+    f'"{BASE_URL}/v1/holds"',
+    f"-H 'Authorization: Bearer {KEY}'",
+    _JSON,
+    '-H "Idempotency-Key: order-$RANDOM$RANDOM"',
+    """-d '{"resource_id": "table-4", "ttl_s": 900}'""",
+    _KEPT_ID,
+)
 # What must be there first, by a part of the path: each command makes its own.
 _FIRST = {
-    "/holds/{id}": (
-        "HOLD=$(curl -s",
-        f'"{BASE_URL}/v1/holds"',
-        f"-H 'Authorization: Bearer {KEY}'",
-        _JSON,
-        '-H "Idempotency-Key: order-$RANDOM$RANDOM"',
-        """-d '{"resource_id": "table-4", "ttl_s": 900}'""",
-        _KEPT_ID,
-    ),
+    "/holds/{id}": _HOLD,
+    "/holds/release-batch": _HOLD,
     "/holds/{id}/return": (
         "curl -s -o /dev/null -X POST",
         f'"{BASE_URL}/v1/holds/$HOLD/confirm"',
@@ -64,7 +66,10 @@ def _words(method: str, path: str, operation: dict[str, Any]) -> list[str]:
     if any(p["name"] == "Idempotency-Key" and p["required"] for p in operation.get("parameters", ())):
         words.append('-H "Idempotency-Key: order-$RANDOM$RANDOM"')
     if media and media["example"]:
-        words += [_JSON, f"-d {shlex.quote(json.dumps(media['example'], ensure_ascii=False))}"]
+        text = shlex.quote(json.dumps(media["example"], ensure_ascii=False))
+        for id_ in media["example"].get("ids", ()):  # the hold that was placed first
+            text = text.replace(id_, "'$HOLD'")
+        words += [_JSON, f"-d {text}"]
     return words
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from expiry.api.document.curl import BASE_URL, command
+from expiry.api.document.python import CALLS
 from expiry.api.document.vocabulary import ANYWHERE
 from expiry.wire.problems import NotPlacedError, status_of
 
@@ -60,6 +61,7 @@ def page(document: Json, *, style: str, script: str) -> str:
         "script": script,
         "version": escape(document["info"]["version"]),
         "nav": "".join(_links(tag, operations) for tag, operations in by_tag.items()),
+        "calls": _calls(document),
         "errors": _errors(document),
         "operations": "".join(
             _group(tag["name"], tag["description"], by_tag[tag["name"]], document) for tag in document["tags"]
@@ -113,11 +115,32 @@ def _operation(method: str, path: str, operation: Json, document: Json) -> str:
             _parameters(operation),
             _body(operation, document),
             f"<h4>Request</h4>{_code(command(method, path, operation), 'shell')}",
+            _call(operation),
             _answer(operation, document),
             _refusals(operation, document),
             "</section>",
         ]
     )
+
+
+def _call(operation: Json) -> str:
+    """Say what the request is from Python; paths that need no key are not for the client."""
+    call = CALLS.get(operation["operationId"])
+    return "" if call is None else f'<p>From <a href="#python">Python</a>: <code>{escape(call)}</code></p>'
+
+
+def _calls(document: Json) -> str:
+    """List the client's methods beside the operations."""
+    rows = [
+        (
+            f'{_badge(method.upper())} <a href="#{o["operationId"]}"><code>{_path(path)}</code></a>',
+            f"<code>{escape(CALLS[o['operationId']])}</code>",
+        )
+        for path, item in document["paths"].items()
+        for method, o in item.items()
+        if o["operationId"] in CALLS
+    ]
+    return _table(("operation", "with a client"), rows)
 
 
 def _parameters(operation: Json) -> str:
@@ -221,7 +244,7 @@ def _kind(schema: Json, document: Json) -> str:
     kind: str = schema.get("format") or schema.get("type", "any")
     if kind == "array":
         kind = f"list of {_kind(schema['items'], document)}"
-    elif schema.get("title", "").endswith(("Body", "Answer")) and schema.get("type") == "object":
+    elif schema.get("properties"):
         kind = f"object ({', '.join(f'<code>{escape(name)}</code>' for name in schema['properties'])})"
     return ", ".join([kind, *_range(schema)])
 

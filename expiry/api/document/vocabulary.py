@@ -21,8 +21,8 @@ TAGS = {
 DESCRIPTION = (
     "Reservation holds that end exactly once, on time. A hold takes units of a resource out of sale until its "
     "deadline. Errors are problem details (RFC 9457) with a `code`. Times are RFC 3339 in UTC with microseconds; "
-    "deadlines are counted by the database's clock, which every answer shows as `server_time`. Every GET answers "
-    "HEAD as well; another method is 405 with `Allow`. The guide is at /docs."
+    "deadlines are counted by the database's clock, which every answer with a deadline shows as `server_time`. "
+    "Every GET answers HEAD as well; another method is 405 with `Allow`. The guide is at /docs."
 )
 SECURITY = {
     "key": {
