@@ -380,7 +380,8 @@ def _explained() -> Iterator[None]:
             name = prefix + "_".join(str(part) for part in wrong["loc"]).upper()
             given = "" if "url" in name.lower() else f" (it is {wrong['input']!r})"
             what = wrong["msg"].removeprefix("Value error, ")
-            print(f"{name}: {what}{given}." if wrong["loc"] else f"expiry: {what}.", file=sys.stderr)
+            said = f"{name}: {what}{given}" if wrong["loc"] else what
+            print(f"expiry: {said}.", file=sys.stderr)
         _exit()
     except errors.ExpiryError as error:
         print(f"expiry: {error}", file=sys.stderr)

@@ -205,7 +205,10 @@ def render(report: Report) -> Table:
     schedule = f"at most {tally.behind_s_max:.1f} s behind, {tally.behind_s:.1f} s at the end"
     table.add_row("schedule", schedule)
     if tally.closed_early:
-        table.add_row("", f"[yellow]too slow: closed at {tally.shop_at:%H:%M:%S} of the shop's time[/]")
+        table.add_row(
+            "", f"[yellow]closed early, at {tally.shop_at:%H:%M:%S} of the shop's time: this machine[/]"
+        )
+        table.add_row("", f"[yellow]is too slow for it; a --speed below {DEMO_SPEED:g} asks less of it[/]")
     table.add_row(
         "requests", f"{tally.requests:,}, {tally.requests / sent_s:,.0f}/s; {tally.retries:,} retries"
     )

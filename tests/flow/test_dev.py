@@ -288,7 +288,7 @@ def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     [
         (
             {"EXPIRY_MODE": "fast"},
-            "EXPIRY_MODE: Input should be 'hybrid', 'queue' or 'sweep' (it is 'fast').",
+            "expiry: EXPIRY_MODE: Input should be 'hybrid', 'queue' or 'sweep' (it is 'fast').",
         ),
         ({"GOVERNOR_FLOOR_PER_S": "9", "GOVERNOR_CEILING_PER_S": "1"}, "GOVERNOR_FLOOR_PER_S (9.0) must be"),
     ],

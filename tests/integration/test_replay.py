@@ -328,7 +328,8 @@ async def test_falling_behind_is_told_and_bounded() -> None:
     assert 0.2 < report.tally.behind_s <= report.tally.behind_s_max < 5
     out = console()
     out.print(replay.render(report))
-    assert "too slow: closed at 00:00:01 of the shop's time" in printed(out)
+    assert "closed early, at 00:00:01 of the shop's time: this machine" in printed(out)
+    assert "is too slow for it; a --speed below 24 asks less of it" in printed(out)
 
 
 async def test_events_of_one_product_and_session_keep_their_order() -> None:
