@@ -376,6 +376,10 @@ def _refusal(outcome: str, facts: dict[str, Any], row: asyncpg.Record | None = N
             "the deadline is at least 1 second and at most a year ahead of the database's clock, "
             "and not past the lifetime"
         )
+    elif outcome == "insufficient_capacity":
+        message = (
+            f"The resource {facts['resource_id']!r} has too few units left: {facts['available']} available."
+        )
     if row is not None and row["id"] is not None:
         expired = row["state"] in ("held", "expired") and outcome in ("expired", "ended")
         facts = {

@@ -102,7 +102,7 @@ class ProblemAnswer(Answer):
     type: str = Field(examples=["urn:expiry:problem:insufficient_capacity"])
     title: str = Field(examples=["Insufficient capacity"])
     status: int = Field(examples=[409])
-    detail: str = Field(examples=["The resource has too few units left."])
+    detail: str = Field(examples=["The resource 'room-12' has too few units left: 0 available."])
     instance: str = Field(examples=["/v1/holds"])
     code: str = Field(examples=["insufficient_capacity"])
     hold_id: UUID | None = Field(default=None, description="The hold that stands in the way, or is meant.")

@@ -125,7 +125,7 @@ async def test_batches_have_a_result_for_each(client: Client) -> None:
     error = as_error(placed[1].problem)
     assert isinstance(error, errors.InsufficientCapacityError)
     assert (error.facts["resource_id"], error.facts["available"]) == ("seat", 1)
-    assert str(error) == "The resource has too few units left."
+    assert str(error) == "The resource 'seat' has too few units left: 1 available."
 
     released = await client.release_batch([uuid4(), *_ids(placed)], reason="closed")
     assert [result.status for result in released.results] == [404, 200, 200]
@@ -239,7 +239,9 @@ async def test_refusals_are_errors_by_name(client: Client, pool: asyncpg.Pool[as
     """The class of the Python API, its sentence, its facts."""
     await client.declare("room-12", capacity=1)
     hold = await client.place("room-12", ttl_s=60, max_renewals=0, idempotency_key="k")
-    with pytest.raises(expiry.InsufficientCapacityError, match="too few units") as full:
+    with pytest.raises(
+        expiry.InsufficientCapacityError, match=r"'room-12' .* too few .* 0 available"
+    ) as full:
         await client.place("room-12", ttl_s=60)
     assert full.value.facts == {"available": 0, "resource_id": "room-12"}
     with pytest.raises(errors.KeyReusedError):

@@ -76,6 +76,7 @@ async def test_place_many_is_one_decision(conn: Conn) -> None:
     with pytest.raises(errors.InsufficientCapacityError) as refused:
         await holds.place_many(conn, again, tenant_id=TENANT)
     assert refused.value.facts["available"] == 1
+    assert str(refused.value) == "The resource 'room' has too few units left: 1 available."
     assert await scene.everything(conn) == before
     assert await holds.place_many(conn, [], tenant_id=TENANT) == holds.Placement([])
 
