@@ -172,7 +172,7 @@ class Client(Caller):
         `as_error` makes an error of a refused one's problem. Asking again with the same `idempotency_key`
         places what is missing and answers the rest.
         """
-        wanted = [words.wanted_fields(one) for one in holds]
+        wanted = [words.wanted_fields(one) for one in words.several("holds", holds, Wanted)]
         body = words.body(bodies.BatchBody, holds=wanted, atomic=atomic)
         path, longer_s = "/v1/holds/batch", BATCH_S
         return await self._post(path, body, answers.BatchAnswer, idempotency_key, longer_s=longer_s)
@@ -181,7 +181,11 @@ class Client(Caller):
         self, hold_ids: Iterable[HoldId], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> answers.BatchAnswer:
         """Release up to 500 holds, each for itself, with a result each."""
-        body = words.body(bodies.ReleaseBatchBody, ids=list(hold_ids), **words.given(reason=reason))
+        body = words.body(
+            bodies.ReleaseBatchBody,
+            ids=words.several("hold_ids", hold_ids, UUID | str),
+            **words.given(reason=reason),
+        )
         path, longer_s = "/v1/holds/release-batch", BATCH_S
         return await self._post(path, body, answers.BatchAnswer, idempotency_key, longer_s=longer_s)
 
@@ -276,7 +280,7 @@ class Client(Caller):
 
         It is in this answer only. `key` is None after a lost answer (`replayed`): revoke it and make another.
         """
-        fields = words.given(scopes=scopes and list(scopes), name=name)
+        fields = words.given(scopes=scopes and words.several("scopes", scopes, str), name=name)
         body = words.body(bodies.KeyBody, tenant_id=tenant_id, **fields)
         return await self._post("/v1/keys", body, answers.MadeKeyAnswer, idempotency_key)
 

@@ -1,11 +1,12 @@
 """What a caller asks, in the words of the wire; what no API could take is refused before anything is sent."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
@@ -16,6 +17,14 @@ from expiry.wire.explain import explained
 from expiry.wire.problems import InvalidError
 from expiry.wire.queries import Query
 from expiry.wire.times import rfc3339
+
+T = TypeVar("T")
+
+_WANTED = {
+    "Item": "Item(resource_id, quantity)",
+    "Wanted": "Wanted(items=[Item(...)], ttl_s=...)",
+    "id": "an id",
+}
 
 
 def body(model: type[BaseModel], **fields: object) -> bytes:
@@ -52,7 +61,21 @@ def wanted_fields(wanted: Wanted) -> dict[str, object]:
 
 def item_fields(items: Sequence[Item] | None) -> list[dict[str, object]] | None:
     """Say items in the fields of the wire."""
-    return None if items is None else [asdict(item) for item in items]
+    return None if items is None else [asdict(item) for item in several("items", items, Item)]
+
+
+def several(name: str, values: Iterable[T], kind: type | UnionType) -> list[T]:
+    """Answer the values as a list. Raises InvalidError for one alone, a text too, and for what is of another kind."""
+    one = getattr(kind, "__name__", "id")
+    if isinstance(values, str | Mapping | UUID) or not isinstance(values, Iterable):
+        raise InvalidError(f"{name}: a list is wanted, of {one} each, not {type(values).__name__}")
+    found = list(values)
+    for index, value in enumerate(found):
+        if not isinstance(value, kind):
+            raise InvalidError(
+                f"{name}[{index}]: {_WANTED.get(one, one)} is wanted, not {type(value).__name__}"
+            )
+    return found
 
 
 def hold_path(hold_id: UUID | str, verb: str = "") -> str:
