@@ -44,7 +44,7 @@ async def read(request: web.Request, model: type[M]) -> M:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise InvalidError(errors=explained(error)) from None
+        raise InvalidError(errors=explained(error, model)) from None
 
 
 async def _raw(request: web.Request) -> bytes:
@@ -93,7 +93,7 @@ def read_query(request: web.Request, model: type[M]) -> M:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise InvalidError(errors=explained(error, "?")) from None
+        raise InvalidError(errors=explained(error, model, "?")) from None
 
 
 def header(request: web.Request, name: str) -> str | None:

@@ -108,7 +108,7 @@ def _read(model: type[BaseModel], fields: dict[str, object], root: str) -> dict[
     try:
         asked = model.model_validate({name: _said(value) for name, value in fields.items()})
     except ValidationError as error:
-        wrong = explained(error, root)
+        wrong = explained(error, model, root)
         message = "; ".join(f"{one['pointer']}: {one['detail']}" for one in wrong)
         raise InvalidError(message, errors=wrong) from None
     except (TypeError, RecursionError) as error:

@@ -7,6 +7,7 @@ from expiry import errors
 
 TYPE = "urn:expiry:problem:"  # and the code
 RETRY_AFTER_S = 1
+SAID_MAX = 3  # errors that the message repeats
 
 
 class MalformedError(errors.ExpiryError):
@@ -51,12 +52,12 @@ class InvalidError(errors.ExpiryError):
     code = "invalid"
 
     def __init__(self, message: str | None = None, **facts: object) -> None:
-        """Say the first of the errors, for whoever reads no further."""
+        """Say the first few of the errors, for whoever reads no further."""
         found = facts.get("errors")
         if message is None and isinstance(found, list) and found:
-            message = f"{found[0]['pointer']}: {found[0]['detail']}" + (
-                " (and more)" if len(found) > 1 else ""
-            )
+            message = "; ".join(f"{one['pointer']}: {one['detail']}" for one in found[:SAID_MAX])
+            if len(found) > SAID_MAX:
+                message += f" (and {len(found) - SAID_MAX} more)"
         super().__init__(message, **facts)
 
 

@@ -412,3 +412,33 @@ async def test_many_fields_take_no_time(api: Api) -> None:
     async with asyncio.timeout(2):
         found = await problem(await send(api, f'{{{fields},"f7":1}}'), 422, "invalid")
     assert found["errors"][0]["pointer"] == "#/f7"
+
+
+async def test_a_field_that_is_unknown_is_told_with_those_that_are_not(api: Api) -> None:
+    """The nearest of them too, in whatever it stands; and what is missing is said beside it."""
+    headers = {"Idempotency-Key": "k"}
+    asked = {"ttl": 60, "items": [{"resource": "r", "quantity": 1}]}
+    found = await problem(await api.ask("POST", "/v1/holds", headers=headers, json=asked), 422, "invalid")
+    said = {one["pointer"]: one["detail"] for one in found["errors"]}
+    assert said["#/ttl"].startswith(
+        "unknown field, did you mean ttl_s?; known are ttl_s, expires_at, resource_id"
+    )
+    assert said["#/items/0/resource"] == (
+        "unknown field, did you mean resource_id?; known are resource_id, quantity"
+    )
+    assert said["#/items/0/resource_id"] == "Field required"
+    assert "#/items/0/resource_id: Field required" in found["detail"]
+    found = await problem(
+        await api.ask("POST", "/v1/holds/batch", headers=headers, json={"holds": [{"x": 1}]}), 422, "invalid"
+    )
+    assert found["errors"][0]["detail"].startswith("unknown field; known are ttl_s")
+    found = await problem(await api.ask("GET", "/v1/holds?resource=r"), 422, "invalid")
+    assert found["errors"][0]["detail"].startswith(
+        "unknown parameter, did you mean resource_id?; known are limit"
+    )
+    found = await problem(await api.ask("GET", f"/v1/holds/{uuid4()}?full=1"), 422, "invalid")
+    assert found["detail"] == "?full: unknown parameter; there is none here"
+    many = {f"x{n}": 1 for n in range(9)}
+    found = await problem(await api.ask("PUT", "/v1/resources/r", json=many), 422, "invalid")
+    assert found["detail"].startswith("#/capacity: Field required; ")
+    assert found["detail"].endswith(" (and 7 more)")

@@ -172,3 +172,57 @@ def test_the_key_is_a_secret() -> None:
     assert repr(client) == "Client('https://host/expiry/')"
     assert "exk_secret" not in repr(vars(client))
     assert client._transport.key == SecretStr("exk_secret")  # noqa: SLF001 - it is there
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda client: client.place(items=[{"resource_id": "r"}], ttl_s=60),
+            r"^items\[0\]: Item\(resource_id, quantity\) is wanted, not dict$",
+        ),
+        (
+            lambda client: client.place(items="room-12", ttl_s=60),
+            "^items: a list is wanted, of Item each, not str$",
+        ),
+        (
+            lambda client: client.place(items=Item("r"), ttl_s=60),
+            "^items: a list is wanted, of Item each, not Item$",
+        ),
+        (
+            lambda client: client.place_batch([{"resource_id": "r", "ttl_s": 60}]),
+            r"^holds\[0\]: Wanted\(items=\[Item\(...\)\], ttl_s=...\) is wanted, not dict$",
+        ),
+        (
+            lambda client: client.place_batch([Wanted(items=[("r", 1)], ttl_s=60)]),  # type: ignore[list-item]
+            r"^items\[0\]: Item\(resource_id, quantity\) is wanted, not tuple$",
+        ),
+        (
+            lambda client: client.place_batch(Wanted(items=[Item("r")])),
+            "^holds: a list is wanted, of Wanted each",
+        ),
+        (
+            lambda client: client.release_batch(str(UUID(int=1))),
+            "^hold_ids: a list is wanted, of id each, not str$",
+        ),
+        (
+            lambda client: client.release_batch(UUID(int=1)),
+            "^hold_ids: a list is wanted, of id each, not UUID$",
+        ),
+        (lambda client: client.release_batch([7]), r"^hold_ids\[0\]: an id is wanted, not int$"),
+        (
+            lambda client: client.create_key(tenant_id="shop", scopes="holds"),
+            "^scopes: a list is wanted, of str",
+        ),
+        (lambda client: client.get(hold_id="7"), "UUID"),
+        (
+            lambda client: client.holds_page(resource="r"),
+            r"^\?resource: unknown parameter, did you mean resource_id\?",
+        ),
+    ],
+)
+async def test_what_is_of_another_kind_is_told(call: Any, said: str) -> None:  # noqa: ANN401 - any method
+    """Before anything is sent: where it is, and what to pass instead."""
+    async with Client(NOBODY, key="k") as client:
+        with pytest.raises(InvalidError, match=said):
+            await call(client)
