@@ -9,7 +9,7 @@ import asyncpg
 import structlog
 from prometheus_client import Counter
 
-from expiry.errors import ExpiryError, HoldNotFoundError
+from expiry.errors import ExpiryError, NotFoundError
 from expiry.holds import Conn
 from expiry.settings import Settings
 
@@ -149,7 +149,7 @@ UPDATE dead_letters d SET state = 'discarded', resolved_at = clock_timestamp(), 
 async def replay(conn: Conn, ids: Sequence[int], *, by: str) -> list[int]:
     """Give these dead letters, open or discarded, a fresh set of attempts at the next sweep; note who did.
 
-    Answers the ids that it found. Raises HoldNotFoundError when there was none.
+    Answers the ids that it found. Raises NotFoundError when there was none.
     """
     return await _resolve(conn, REPLAY, ids, by)
 
@@ -167,5 +167,5 @@ async def _resolve(conn: Conn, statement: str, ids: Sequence[int], by: str) -> l
             raise
         raise ExpiryError(f"the row still refuses any change ({error.args[0]}): mend that first") from error
     if not done:
-        raise HoldNotFoundError("none of these is an open dead letter: list them first")
+        raise NotFoundError("none of these is an open dead letter: list them first")
     return done

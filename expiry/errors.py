@@ -1,5 +1,9 @@
 """What can go wrong, by name. The docstring is the default message; `code` is the one on the wire."""
 
+from typing import ClassVar, Literal, TypeAlias
+
+Missing: TypeAlias = Literal["hold", "resource", "key", "loop", "path"]
+
 
 class ExpiryError(Exception):
     """Something went wrong with a hold."""
@@ -12,10 +16,35 @@ class ExpiryError(Exception):
         self.facts = facts
 
 
-class HoldNotFoundError(ExpiryError):
-    """There is no such hold."""
+class NotFoundError(ExpiryError):
+    """There is no such thing."""
 
     code = "not_found"
+    missing: ClassVar[Missing | None] = None  # what it is that is not there: beside the code on the wire
+
+
+class HoldNotFoundError(NotFoundError):
+    """There is no such hold."""
+
+    missing = "hold"
+
+
+class ResourceNotFoundError(NotFoundError):
+    """This resource was never declared; it has no limit."""
+
+    missing = "resource"
+
+
+class KeyNotFoundError(NotFoundError):
+    """There is no such API key."""
+
+    missing = "key"
+
+
+class LoopNotFoundError(NotFoundError):
+    """There is no such loop."""
+
+    missing = "loop"
 
 
 class HoldExpiredError(ExpiryError):

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import asyncpg
 import structlog
 
-from expiry.errors import HoldNotFoundError, OutOfRangeError
+from expiry.errors import KeyNotFoundError, OutOfRangeError
 from expiry.holds import Conn
 from expiry.wanted import TEXT_MAX
 
@@ -100,10 +100,10 @@ SELECT id, tenant_id, scopes, name, created_at, last_used_at, revoked_at FROM ap
 
 
 async def get(conn: Conn, id_: str) -> dict[str, Any]:
-    """Answer one key, never its secret. Raises HoldNotFoundError for an unknown id."""
+    """Answer one key, never its secret. Raises KeyNotFoundError for an unknown id."""
     row = await conn.fetchrow(GET, id_)
     if row is None:
-        raise HoldNotFoundError(f"there is no API key {id_!r}: list them first")
+        raise KeyNotFoundError(f"there is no API key {id_!r}: list them first")
     return dict(row)
 
 
@@ -111,9 +111,9 @@ REVOKE = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, clock_timestamp(
 
 
 async def revoke(conn: Conn, id_: str) -> None:
-    """End a key for good, everywhere within CACHE_S. Raises HoldNotFoundError for an unknown id."""
+    """End a key for good, everywhere within CACHE_S. Raises KeyNotFoundError for an unknown id."""
     if await conn.fetchval(REVOKE, id_) is None:
-        raise HoldNotFoundError(f"there is no API key {id_!r}: list them first")
+        raise KeyNotFoundError(f"there is no API key {id_!r}: list them first")
 
 
 def key_id(key: str) -> str:

@@ -9,7 +9,7 @@ import asyncpg
 import structlog
 from redis.exceptions import RedisError
 
-from expiry.errors import HoldNotFoundError
+from expiry.errors import LoopNotFoundError
 from expiry.holds import Conn
 from expiry.telemetry import LOOP_ERRORS, LOOP_LAST, LOOP_PAUSED
 from governor import BucketUnavailable
@@ -160,6 +160,6 @@ ON CONFLICT (name) DO UPDATE SET paused = EXCLUDED.paused, reason = EXCLUDED.rea
 async def set_paused(conn: Conn, name: str, *, paused: bool, by: str, reason: str | None) -> None:
     """Pause or resume a loop in the whole fleet; who and why is kept. Data stays as it is."""
     if name not in NAMES:
-        raise HoldNotFoundError(f"there is no loop {name!r}: it is one of {', '.join(NAMES)}")
+        raise LoopNotFoundError(f"there is no loop {name!r}: it is one of {', '.join(NAMES)}")
     await conn.execute(SET_PAUSED, name, paused, reason, by)
     log.warning("loop.paused" if paused else "loop.resumed", loop=name, by=by, reason=reason)

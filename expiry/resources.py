@@ -48,10 +48,10 @@ RESOURCE = f"{_COUNTERS} FROM resources r WHERE r.tenant_id = $1 AND r.resource_
 
 
 async def get(conn: Conn, resource_id: str, *, tenant_id: str) -> Resource:
-    """Answer the resource as of one instant. Raises HoldNotFoundError for one never declared."""
+    """Answer the resource as of one instant. Raises ResourceNotFoundError for one never declared."""
     row = await conn.fetchrow(RESOURCE, tenant_id, resource_id, OVERDUE_MAX)
     if row is None:
-        raise errors.HoldNotFoundError("this resource was never declared; it has no limit")
+        raise errors.ResourceNotFoundError
     return Resource(**row)
 
 

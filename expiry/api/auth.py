@@ -31,8 +31,11 @@ async def authorize(request: web.Request, scope: Scope) -> Principal:
 
 
 def _bearer(request: web.Request) -> str:
-    scheme, _, key = (body.header(request, "Authorization") or "").partition(" ")
+    given = body.header(request, "Authorization") or ""
+    scheme, _, key = given.partition(" ")
     key = key.strip()
-    if scheme.lower() != "bearer" or not 1 <= len(key) <= KEY_CHARS_MAX:
+    if given and scheme.lower() != "bearer":
+        raise UnauthenticatedError("Authorization begins with the word Bearer: Authorization: Bearer <key>.")
+    if not given or not 1 <= len(key) <= KEY_CHARS_MAX:
         raise UnauthenticatedError
     return key

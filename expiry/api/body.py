@@ -143,7 +143,7 @@ def hold_id(request: web.Request) -> UUID:
     try:
         return UUID(request.match_info["id"])
     except ValueError:
-        raise errors.HoldNotFoundError from None
+        raise errors.HoldNotFoundError("There is no such hold: its id is a UUID.") from None
 
 
 def resource_id(request: web.Request) -> str:

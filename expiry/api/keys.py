@@ -83,7 +83,7 @@ async def list_(call: Call, asked: KeysQuery) -> web.Response:
     takes=NoQuery,
     answers=None,
     status=HTTPStatus.NO_CONTENT,
-    refuses=(errors.HoldNotFoundError,),
+    refuses=(errors.KeyNotFoundError,),
 )
 async def revoke(call: Call, _asked: NoQuery) -> web.Response:
     """Revoke an API key: refused everywhere within seconds, for good. Repeating it is harmless."""

@@ -56,7 +56,7 @@ async def get_overview(call: Call, _asked: NoQuery) -> web.Response:
     scope="platform",
     takes=PauseBody,
     answers=LoopAnswer,
-    refuses=(errors.HoldNotFoundError,),
+    refuses=(errors.LoopNotFoundError,),
 )
 async def pause(call: Call, asked: PauseBody) -> web.Response:
     """Pause a loop in the whole fleet, within a second; data stays as it is."""
@@ -69,7 +69,7 @@ async def pause(call: Call, asked: PauseBody) -> web.Response:
     scope="platform",
     takes=ResumeBody,
     answers=LoopAnswer,
-    refuses=(errors.HoldNotFoundError,),
+    refuses=(errors.LoopNotFoundError,),
 )
 async def resume(call: Call, asked: ResumeBody) -> web.Response:
     """Let a paused loop run again."""

@@ -1,10 +1,11 @@
 """The middleware that answers problem details: whatever a handler raises; only a bug of ours becomes a 500."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import structlog
 from aiohttp import web
@@ -12,11 +13,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from expiry import errors
+from expiry.wire.answers import LoopName
 from expiry.wire.problems import (
     COME_AGAIN,
     RETRY_AFTER_S,
     TYPE,
     MalformedError,
+    PathNotFoundError,
     UnauthenticatedError,
     status_of,
 )
@@ -28,15 +31,38 @@ CODING = "Content-Encoding: gzip or deflate, or send the body as it is."
 
 # What aiohttp itself refuses; its other statuses are named by their phrase.
 _HTTP_CODES = {
-    HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too_large",
 }
 _HTTP_DETAILS = {
-    HTTPStatus.NOT_FOUND: "There is nothing at this path.",
     HTTPStatus.METHOD_NOT_ALLOWED: "This path does not know the method; see Allow.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "A body has at most {bytes_max:,} bytes.",
 }
+
+
+# Paths that nearly are one of ours, and what they lack. (A route takes only what can be an id.)
+_NEARLY: tuple[tuple[re.Pattern[str], errors.NotFoundError], ...] = (
+    (
+        re.compile(r"/v1/holds/[^/]+(/(history|renew|confirm|release|return))?"),
+        errors.HoldNotFoundError("There is no such hold: its id is a UUID."),
+    ),
+    (
+        re.compile(r"/v1/keys/[^/]+"),
+        errors.KeyNotFoundError("There is no such API key: its id has 16 hexadecimal digits."),
+    ),
+    (
+        re.compile(r"/v1/loops/[^/]+/(pause|resume)"),
+        errors.LoopNotFoundError(f"There is no such loop: it is one of {', '.join(get_args(LoopName))}."),
+    ),
+    (
+        re.compile(r"/v1/resources/.+/.*"),
+        PathNotFoundError("There is nothing at this path; a slash in the id of a resource is %2F."),
+    ),
+    (
+        re.compile(r"/v1/v1(/.*)?"),
+        PathNotFoundError("There is nothing at this path: /v1 is there twice; a base URL goes without it."),
+    ),
+)
 
 
 @web.middleware
@@ -75,7 +101,8 @@ def refused(request: web.BaseRequest, error: errors.ExpiryError) -> web.Response
 def refusal(error: errors.ExpiryError, instance: str) -> dict[str, Any]:
     """Describe a refusal; `instance` is the path of what was asked."""
     status, title = status_of(type(error))
-    return _document(status, error.code, title, str(error), instance, error.facts)
+    missing = {"missing": error.missing} if isinstance(error, errors.NotFoundError) else {}
+    return _document(status, error.code, title, str(error), instance, {**missing, **error.facts})
 
 
 def problem(
@@ -117,7 +144,16 @@ def _response(document: Mapping[str, Any], headers: Mapping[str, str]) -> web.Re
     )
 
 
+def _not_found(request: web.Request) -> errors.NotFoundError:
+    path = request.rel_url.raw_path
+    if path == "/" and any(found.canonical == "/docs" for found in request.app.router.resources()):
+        return PathNotFoundError("There is nothing at this path; the guide is at /docs.")
+    return next((error for nearly, error in _NEARLY if nearly.fullmatch(path)), PathNotFoundError())
+
+
 def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+    if isinstance(error, web.HTTPNotFound):
+        return refused(request, _not_found(request))
     status = HTTPStatus(error.status)
     known = _HTTP_DETAILS.get(status, "").format(bytes_max=request.client_max_size)
     return problem(

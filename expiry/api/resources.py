@@ -49,7 +49,7 @@ async def put(call: Call, asked: ResourceBody) -> web.Response:
     scope="read",
     takes=NoQuery,
     answers=ResourceAnswer,
-    refuses=(errors.HoldNotFoundError,),
+    refuses=(errors.ResourceNotFoundError,),
 )
 async def get(call: Call, _asked: NoQuery) -> web.Response:
     """Get a declared resource: how many units are held, confirmed, available.

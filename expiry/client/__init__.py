@@ -15,6 +15,7 @@ from expiry.wire.problems import (
     CursorExpiredError,
     ForbiddenError,
     InvalidError,
+    PathNotFoundError,
     QuotaError,
     UnauthenticatedError,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "ForbiddenError",
     "InvalidError",
     "Item",
+    "PathNotFoundError",
     "QuotaError",
     "UnauthenticatedError",
     "Wanted",

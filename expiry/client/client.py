@@ -197,7 +197,7 @@ class Client(Caller):
         return await self._put(words.path("/v1/resources", resource_id), body, answers.ResourceAnswer)
 
     async def resource(self, resource_id: str) -> answers.ResourceAnswer:
-        """Get a declared resource's counters. Raises HoldNotFoundError for one never declared."""
+        """Get a declared resource's counters. Raises ResourceNotFoundError for one never declared."""
         return await self._get(words.path("/v1/resources", resource_id), answers.ResourceAnswer)
 
     async def resources(self, prefix: str | None = None) -> AsyncGenerator[answers.ResourceAnswer, None]:
@@ -298,5 +298,5 @@ class Client(Caller):
         return await self._get("/v1/keys", answers.KeysAnswer, query)
 
     async def revoke_key(self, key_id: str) -> None:
-        """Revoke an API key by its id, for good. Repeating it is harmless. Raises HoldNotFoundError."""
+        """Revoke an API key by its id, for good. Repeating it is harmless. Raises KeyNotFoundError."""
         await self._delete(words.path("/v1/keys", key_id))

@@ -3,21 +3,42 @@
 from collections.abc import Mapping
 from typing import Any
 
-from expiry.errors import ExpiryError
+from expiry.errors import (
+    ExpiryError,
+    HoldNotFoundError,
+    KeyNotFoundError,
+    LoopNotFoundError,
+    NotFoundError,
+    ResourceNotFoundError,
+)
 from expiry.wire.answers import ProblemAnswer
-from expiry.wire.problems import PROBLEMS
+from expiry.wire.problems import PROBLEMS, PathNotFoundError
 from expiry.wire.times import RFC3339, parse_rfc3339
 
 # Reversed: of two classes with one code the first of the table says more.
 _KINDS: dict[str, type[ExpiryError]] = {kind.code: kind for kind in reversed(tuple(PROBLEMS))}
-_MEMBERS = frozenset(("type", "title", "status", "detail", "instance", "code"))  # of every problem: no facts
+# What is the error's class, its message, or the same for each: no facts.
+_MEMBERS = frozenset(("type", "title", "status", "detail", "instance", "code", "missing"))
+_MISSING: dict[str | None, type[ExpiryError]] = {
+    kind.missing: kind
+    for kind in (
+        HoldNotFoundError,
+        ResourceNotFoundError,
+        KeyNotFoundError,
+        LoopNotFoundError,
+        PathNotFoundError,
+    )
+}
 _TIMES = ("expired_at", "server_time")
 
 
 def refusal(problem: Mapping[str, Any]) -> ExpiryError:
     """Answer the error that this problem is; ExpiryError with its code where no class has that."""
     code = str(problem["code"])
-    error = _KINDS.get(code, ExpiryError)(str(problem.get("detail") or "") or None)
+    kind = _KINDS.get(code, ExpiryError)
+    if kind is NotFoundError:
+        kind = _MISSING.get(str(problem.get("missing")), kind)
+    error = kind(str(problem.get("detail") or "") or None)
     error.code = code
     error.facts.update((n, _fact(n, v)) for n, v in problem.items() if n not in _MEMBERS)
     wrong = problem.get("errors")

@@ -6,6 +6,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from expiry.errors import Missing
+
 State = Literal["held", "confirmed", "released", "expired", "returned"]
 EventType = Literal[
     "hold.placed", "hold.renewed", "hold.confirmed", "hold.released", "hold.expired", "hold.returned"
@@ -105,6 +107,9 @@ class ProblemAnswer(Answer):
     detail: str = Field(examples=["The resource 'room-12' has too few units left: 0 available."])
     instance: str = Field(examples=["/v1/holds"])
     code: str = Field(examples=["insufficient_capacity"])
+    missing: Missing | None = Field(
+        default=None, description="Of a 404: what there is not. `path`: this API has no such path."
+    )
     hold_id: UUID | None = Field(default=None, description="The hold that stands in the way, or is meant.")
     resource_id: str | None = None
     available: int | None = Field(default=None, description="Units left of `resource_id`.", examples=[0])

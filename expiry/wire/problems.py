@@ -34,6 +34,12 @@ class ForbiddenError(errors.ExpiryError):
     code = "forbidden"
 
 
+class PathNotFoundError(errors.NotFoundError):
+    """There is nothing at this path."""
+
+    missing = "path"
+
+
 class CursorExpiredError(errors.ExpiryError):
     """Events after this cursor are gone; read the holds as they are now, then follow from the newest event."""
 
@@ -84,7 +90,7 @@ PROBLEMS: Mapping[type[errors.ExpiryError], tuple[HTTPStatus, str]] = {
     KeyMissingError: (HTTPStatus.BAD_REQUEST, "Idempotency-Key missing"),
     UnauthenticatedError: (HTTPStatus.UNAUTHORIZED, "No valid API key"),
     ForbiddenError: (HTTPStatus.FORBIDDEN, "Not allowed with this API key"),
-    errors.HoldNotFoundError: (HTTPStatus.NOT_FOUND, "Not found"),
+    errors.NotFoundError: (HTTPStatus.NOT_FOUND, "Not found"),
     errors.AlreadyEndedError: (HTTPStatus.CONFLICT, "Already ended"),
     errors.NotConfirmedError: (HTTPStatus.CONFLICT, "Not confirmed"),
     errors.LimitReachedError: (HTTPStatus.CONFLICT, "Renewal limit reached"),

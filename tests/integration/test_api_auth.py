@@ -127,6 +127,20 @@ async def test_a_platform_key_places_nothing(api: Api) -> None:
     await problem(await api.place(key=PLATFORM), 403, "forbidden")
 
 
+async def test_a_key_without_its_scheme_is_told(api: Api) -> None:
+    """The most usual slip has its own sentence, which does not repeat the key."""
+    for given, said in (
+        (TENANT, "begins with the word Bearer"),
+        (f"Basic {TENANT}", "begins with the word Bearer"),
+        ("Bearer", "Send a valid API key"),
+        ("Bearer nobodys", "Send a valid API key"),
+    ):
+        response = await api.ask("GET", "/v1/resources/r", key=None, headers={"Authorization": given})
+        detail = (await problem(response, 401, "unauthenticated"))["detail"]
+        assert said in detail
+        assert TENANT not in detail
+
+
 # --- keys
 
 
@@ -205,7 +219,7 @@ async def test_a_revoked_key_cannot_be_found_out(conn: asyncpg.Connection[asyncp
     await keys.revoke(conn, keys.key_id(key))
     (second,) = await keys.list_(conn)
     assert first["revoked_at"] == second["revoked_at"] is not None
-    with pytest.raises(errors.HoldNotFoundError):
+    with pytest.raises(errors.KeyNotFoundError):
         await keys.revoke(conn, "0" * 16)
 
 

@@ -380,6 +380,21 @@ async def test_paths_and_methods_that_are_not_there(api: Api) -> None:
     """404 and 405 are problems too; 405 names what is allowed."""
     await problem(await api.ask("GET", "/nothing"), 404, "not_found")
     await problem(await api.ask("GET", "/v1/nothing", key=None), 404, "not_found")
+    for path, missing, hint in (
+        ("/", "path", "the guide is at /docs"),
+        ("/v1/v1/holds", "path", "a base URL goes without it"),
+        ("/v1/holds/77", "hold", "its id is a UUID"),
+        (f"/v1/holds/{'-' * 36}", "hold", "its id is a UUID"),
+        (f"/v1/holds/{uuid4()}", "hold", "There is no such hold."),
+        ("/v1/holds/77/history", "hold", "its id is a UUID"),
+        ("/v1/holds/77/cancel", "path", "There is nothing at this path."),
+        ("/v1/resources/room-12/2026-12-24", "path", "is %2F"),
+        ("/v1/resources/room-12", "resource", "never declared"),
+        ("/v1/keys/nope", "key", "16 hexadecimal digits"),
+        ("/v1/loops/Sweep/pause", "loop", "worker, promoter, sweep, prune"),
+    ):
+        found = await problem(await api.ask("GET", path), 404, "not_found")
+        assert (found["missing"], hint in found["detail"]) == (missing, True), found
     for method, path, allowed in (
         ("DELETE", "/v1/holds", "GET,HEAD,POST"),
         ("GET", "/v1/holds/batch", "POST"),

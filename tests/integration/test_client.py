@@ -13,10 +13,10 @@ import pytest
 
 import expiry
 from expiry import errors
-from expiry.client import Client, Item, Wanted, as_error
+from expiry.client import Client, Item, PathNotFoundError, Wanted, as_error
 from expiry.wire import problems
 from expiry.wire.answers import PlacedResult, RefusedResult
-from tests.api_client import PLATFORM, Api, make_overdue
+from tests.api_client import PLATFORM, TENANT, Api, make_overdue
 from tests.gateway import Clock, client_at, url_of
 
 
@@ -233,6 +233,25 @@ async def test_following_does_not_wait_while_there_is_more(api: Api) -> None:
 
 
 # --- errors
+
+
+async def test_what_is_not_there_is_told_by_name(client: Client, platform: Client, api: Api) -> None:
+    """A hold, a resource, a key, a loop or a path, each by its own error; all of them are NotFoundError."""
+    with pytest.raises(errors.HoldNotFoundError) as lost:
+        await client.confirm(uuid4())
+    assert "missing" not in lost.value.facts
+    with pytest.raises(errors.ResourceNotFoundError, match="never declared"):
+        await client.resource("never")
+    for unknown in ("nope", "0" * 16):
+        with pytest.raises(errors.KeyNotFoundError):
+            await platform.revoke_key(unknown)
+    for name in ("nope", "No Pe"):
+        with pytest.raises(errors.LoopNotFoundError, match="worker, promoter, sweep, prune"):
+            await platform.pause(name, reason="-")  # type: ignore[arg-type]
+    async with Client(f"{url_of(api)}/v1", key=TENANT) as astray:
+        with pytest.raises(errors.NotFoundError, match="a base URL goes without it") as path:
+            await astray.place("r", ttl_s=60)
+    assert type(path.value) is PathNotFoundError
 
 
 async def test_refusals_are_errors_by_name(client: Client, pool: asyncpg.Pool[asyncpg.Record]) -> None:

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from expiry.deadletters import discard, list_, record_failure, replay
-from expiry.errors import HoldNotFoundError
+from expiry.errors import NotFoundError
 from expiry.settings import Settings
 from tests.faults import CURE, POISON
 from tests.fleet import (
@@ -182,7 +182,7 @@ async def test_only_open_ones_are_resolved_and_only_once(
     id_ = await given_up(pool, settings)
     assert await replay(conn, [id_, id_ + 1], by="ann") == [id_]
     for resolve in (replay, discard):
-        with pytest.raises(HoldNotFoundError):
+        with pytest.raises(NotFoundError):
             await resolve(conn, [id_], by="eve")
     assert await pool.fetchval("SELECT resolved_by FROM dead_letters") == "ann"
 

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from expiry import loops
-from expiry.errors import HoldNotFoundError
+from expiry.errors import LoopNotFoundError
 from tests.fleet import Counted, Pool, expired, holds_true, looping, overdue, settings_for, states, sweep_of
 from tests.helpers import eventually
 from tests.proxy import proxy_to
@@ -145,5 +145,5 @@ async def test_a_loop_that_does_not_exist_cannot_be_paused(
     conn: asyncpg.Connection[asyncpg.Record],
 ) -> None:
     """A slip of the pen is an error that names the loops there are."""
-    with pytest.raises(HoldNotFoundError, match="worker, promoter, sweep, prune"):
+    with pytest.raises(LoopNotFoundError, match="worker, promoter, sweep, prune"):
         await loops.set_paused(conn, "wroker", paused=True, by="ann", reason=None)
