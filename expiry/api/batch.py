@@ -13,7 +13,7 @@ from expiry.api.holds import place_now
 from expiry.api.once import hash_of, once
 from expiry.api.operation import Call, Operations, answer
 from expiry.api.problems import refusal
-from expiry.api.state import QUOTA
+from expiry.api.state import LANES, QUOTA
 from expiry.holds import Conn, Placement
 from expiry.wanted import Wanted
 from expiry.wire.answers import BatchAnswer
@@ -81,7 +81,8 @@ async def release(call: Call, asked: ReleaseBatchBody) -> web.Response:
             return as_stored(await holds.release(conn, id_, tenant_id=tenant_id, by=by, reason=asked.reason))
 
         key = None if call.key is None else _item_key(call.key, index)
-        document, replayed_at = await once(call, _item_route("release-batch"), work, key=key)
+        async with call.app[LANES].change():
+            document, replayed_at = await once(call, _item_route("release-batch"), work, key=key)
         return Done(HTTPStatus.OK, as_of(again(document, replayed_at)), replayed_at is not None)
 
     return await _each(call, len(asked.ids), release_one)

@@ -276,5 +276,6 @@ async def _change(
             await work(conn, hold_id=id_, tenant_id=tenant_id, generation=generation, by=by, **given)
         )
 
-    document, replayed_at = await once(call, f"{verb}/{id_}", change, condition=generation)
+    async with call.app[LANES].change():
+        document, replayed_at = await once(call, f"{verb}/{id_}", change, condition=generation)
     return answer_hold(again(document, replayed_at), replayed=replayed_at is not None)

@@ -185,3 +185,29 @@ async def test_a_bug_of_ours_is_a_500_that_tells_nothing(api: Api, monkeypatch: 
     response = await api.place()
     await problem(response, 500, "internal")
     assert "secret" not in await response.text()
+
+
+async def test_a_locked_resource_leaves_connections_to_others(
+    start_api: Callable[..., Any], database_url: str
+) -> None:
+    """Whoever changes or places holds of it waits; others buy and look as ever."""
+    async with asyncpg.create_pool(database_url, min_size=5, max_size=5) as five:
+        api = await start_api(None, five)
+        await api.declare(capacity=100)
+        held = [await api.placed() for _ in range(12)]
+        conn = await asyncpg.connect(database_url)
+        try:
+            async with conn.transaction():
+                await conn.execute("SELECT FROM resources FOR UPDATE")
+                waiting = [asyncio.ensure_future(api.verb(hold, "release")) for hold in held]
+                waiting += [
+                    asyncio.ensure_future(api.place(items=[{"resource_id": "seat"}, {"resource_id": "x"}]))
+                ]
+                await eventually(lambda: conn.fetchval(f"SELECT count(*) > 1 FROM ({WAITING}) w"))
+                async with asyncio.timeout(1):
+                    for _ in range(3):
+                        other = await api.placed(resource_id="other")
+                        assert (await api.hold(other))["state"] == "held"
+            assert {answer.status for answer in await asyncio.gather(*waiting)} <= {200, 201}
+        finally:
+            await conn.close()
