@@ -10,7 +10,7 @@ COVERAGE_MIN ?= 80
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check fmt bench lock clean
+.PHONY: help setup demo test lint types check fmt bench bench-quick lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ check: lint types ## Everything CI runs: lint, types, tests with branch coverage
 fmt: setup ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench-quick: setup ## Guard the ratios that a change must not ruin (a minute)
+	$(BIN)/python -m bench quick
 
 bench: setup ## Measure beside every peer (hours; docs/benchmarks.md has the parts)
 	$(BIN)/python -m bench all

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from bench import churn, drain, enqueue, http, idle, lag, report, scale, show
+from bench import churn, drain, enqueue, http, idle, lag, quick, report, scale, show
 from bench.options import Options
 from bench.report import Result, View
 from bench.stage import Stage, opened
@@ -76,6 +76,18 @@ async def _measured(part: str, options: Options) -> Result:
 def _print(result: Result, seen: View) -> None:
     facts = ", ".join(f"{name} {value}" for name, value in result.facts.items())
     show.table(seen.title, seen.columns, seen.rows, [*seen.notes, facts])
+
+
+@app.command(name="quick")
+def quick_() -> None:
+    """Guard the ratios of drain and enqueue, in about a minute; exits with 1 if one has fallen to half."""
+    if uvloop.run(_guarded()):
+        raise typer.Exit(1)
+
+
+async def _guarded() -> list[str]:
+    async with opened() as stage:
+        return await quick.failing(stage)
 
 
 @app.command(name="report")

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import drain, enqueue, idle, lag, report, show
+from bench import drain, enqueue, idle, lag, quick, report, show
 from bench.figures import figure, paired_ratio, percentile
 from bench.proc import cpu_s, parse_stat, said, started
 from bench.report import Result
@@ -229,3 +229,17 @@ def test_idle_workers_are_shown_with_the_quietest_first() -> None:
     view = idle.view(Result("idle", {}, runs, {}, "now"))
     assert [row[:3] for row in view.rows] == [["expiry", "15.0", "1.00"], ["loud", "40.0", "1.00"]]
     assert view.picture.index(">loud<") < view.picture.index(">expiry<")
+
+
+async def test_a_guard_that_falls_short_is_measured_again_before_it_counts() -> None:
+    """Noise fails nobody once; what is slow twice is said."""
+    ratios = iter([0.5, 0.1, 0.9, 0.1, 0.2])
+
+    async def ratio(_stage: object) -> float:
+        return next(ratios)
+
+    guards = [quick.Guard(name, 0.6, ratio) for name in ("steady", "noisy", "slow")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "GUARDS", guards)
+        short = await quick.failing(None)  # type: ignore[arg-type]
+    assert short == ["slow: 0.200 (aim 0.600, at least 0.300)"]
