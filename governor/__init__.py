@@ -2,13 +2,15 @@
 
 It knows nothing of what is started. A `Bucket` (Redis, PostgreSQL or in process) holds the permits
 that the fleet shares, `bucket_library()` is the same bucket for a Lua script to take them in, and a
-`Limiter` is the door for any asyncio loop.
+`Limiter` is the door for any asyncio loop. `Law` decides the allowance from one `Reading` an interval.
 """
 
 from governor.bucket import Bucket, BucketState, BucketUnavailable, Cut, Grant, LocalBucket, Published
 from governor.bucket_postgres import GOVERNOR_BUCKET_DDL, PostgresBucket
 from governor.bucket_redis import RedisBucket, bucket_library
+from governor.law import Decision, Law, LawSettings
 from governor.limiter import Limiter
+from governor.reading import Reading
 from governor.settings import GovernorSettings
 
 __all__ = [
@@ -17,12 +19,16 @@ __all__ = [
     "BucketState",
     "BucketUnavailable",
     "Cut",
+    "Decision",
     "GovernorSettings",
     "Grant",
+    "Law",
+    "LawSettings",
     "Limiter",
     "LocalBucket",
     "PostgresBucket",
     "Published",
+    "Reading",
     "RedisBucket",
     "bucket_library",
 ]

@@ -1,0 +1,1 @@
+"""The bench: laws against a modelled database in virtual time, judged beside an oracle."""
