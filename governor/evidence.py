@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 _SMOOTHING = 0.5  # weight of a probe's newest value
 _JUMP = 2.0  # a move by more than this factor must be seen twice, or by two probes
 _JUMP_LOW = 0.25  # below this saturation no move is a jump
-_AGREE = 1.3  # another probe that rose by this factor agrees with a jump
+_AGREE = 1.3  # another probe that moved by this factor the same way agrees with a jump
 RATE_GAIN = 1.0  # d ln(rate) / d saturation: 1 = all load is ours, and linear; other load asks for more
 _GAIN_FAR = 1.5  # in addition, on what lies further than _FAR below the target
 _FAR = 0.1
+_ESTIMATED = 1.25  # a probe further above its target says that there are queues, not at which rate they began
 _WEIGHT = 0.3  # of the newest estimate of a rate
 _WEIGHT_OFF = 0.7  # and of one that is off by more than _OFF, for the second time
 _OFF = 0.3
 _RATE_LN_MOST = 50.0  # keeps exp() finite, far above any ceiling
 _KEPT_INTERVALS = 5  # an optional probe that vanished still counts for so many intervals
-_CARRIED = 10.0  # attempts of earlier intervals that count beside this one's, at most
+_CARRIED = 10.0  # attempts that an interval is filled up to with those of earlier ones
 _Z = 1.645  # one-sided 95 %
 
 
@@ -35,7 +36,7 @@ class Probe:
 
     def estimate(self, rate_per_s: float, value: float) -> None:
         """Learn from a value and the rate it was measured at which rate this probe bears."""
-        if self.unconfirmed:
+        if self.unconfirmed or value > _ESTIMATED:
             return
         error = 1 - value
         newest = math.log(rate_per_s) + RATE_GAIN * error + _GAIN_FAR * max(0.0, error - _FAR)
@@ -57,6 +58,10 @@ class Probe:
             self.smoothed = value
         self.unconfirmed = jump and not (confirmed or self.unconfirmed)
 
+    def move(self, value: float) -> int:
+        """Return +1 or -1 where a value is well above or below the last ones: two probes that move agree."""
+        return (value > _AGREE * self.smoothed) - (value * _AGREE < self.smoothed)
+
     def jumps(self, value: float) -> bool:
         """Tell whether a value is too far from the last ones to be believed alone."""
         high, low = max(value, self.smoothed), min(value, self.smoothed)
@@ -71,11 +76,12 @@ class Probes:
 
     def update(self, values: dict[str, float], *, silent: Iterable[str], troubled: bool) -> None:
         """Take one interval's values in; `troubled` = attempts say so too."""
-        known = {name: value for name, value in values.items() if name in self.by_name}
-        rising = [name for name, value in known.items() if value > _AGREE * self.by_name[name].smoothed]
+        moves = {
+            name: self.by_name[name].move(value) for name, value in values.items() if name in self.by_name
+        }
         for name, value in values.items():
-            if name in self.by_name:
-                others = any(other != name for other in rising)
+            if name in moves:
+                others = any(moves[name] == move for other, move in moves.items() if other != name)
                 self.by_name[name].update(value, confirmed=troubled or others)
             else:
                 self.by_name[name] = Probe(smoothed=value)
@@ -128,8 +134,9 @@ class Outcomes:
 
     def update(self, *, completed: float, failed: float, timed_out: float) -> None:
         """Count an interval's attempts beside what is carried over of the earlier ones."""
-        kept = min(0.5, _CARRIED / self.attempts) if self.attempts else 0.0
-        self.attempts = self.attempts * kept + completed + failed + timed_out
+        attempts = completed + failed + timed_out
+        kept = min(0.5, max(0.0, _CARRIED - attempts) / self.attempts) if self.attempts else 0.0
+        self.attempts = self.attempts * kept + attempts
         self.failed = self.failed * kept + failed
         self.timed_out = self.timed_out * kept + timed_out
 

@@ -123,9 +123,9 @@ class _State:
     unsettled: int = 0  # intervals that completed nothing though permits were there
     probes: Probes = field(default_factory=Probes)
     outcomes: Outcomes = field(default_factory=Outcomes)
-    cut_age_s: float | None = None  # since the last cut
+    moved_age_s: float | None = None  # since the last cut or jump
     cut_from_per_s: float = 0.0  # what it was counted from
-    cut_by: str = ""
+    moved_by: str = ""
     good_per_s: float | None = None  # last rate that the database bore while permits were the limit
     good_age_s: float = 0.0
     bad_per_s: float | None = None  # rate at which the last incident began
@@ -211,8 +211,8 @@ class Law:
             state.override_per_s = seen.ceiling_per_s
         state.good_age_s += elapsed_s
         state.bad_age_s += elapsed_s
-        if state.cut_age_s is not None:
-            state.cut_age_s += elapsed_s
+        if state.moved_age_s is not None:
+            state.moved_age_s += elapsed_s
         if state.bad_age_s > _BAD_S:
             state.bad_per_s = None
         if state.good_age_s > _GOOD_S:
@@ -226,7 +226,7 @@ class Law:
         state.resumes = False
         state.probes, state.outcomes = Probes(), Outcomes()
         state.fresh = state.stale = state.unsettled = 0
-        state.cut_age_s, state.previous_per_s = None, 0.0
+        state.moved_age_s, state.previous_per_s = None, 0.0
 
     def _watch(self, seen: Signals) -> None:
         state = self._state
@@ -253,7 +253,7 @@ class Law:
         probes, rate = self._state.probes, self._measured_at(seen)
         if not self._used(seen):
             probes.forget_rates()
-        elif seen.missing is None and rate > 0 and not self._cut_settling:
+        elif seen.missing is None and rate > 0 and not self._settling:
             for name, value in seen.probes.items():
                 probes.by_name[name].estimate(rate, value)
 
@@ -320,7 +320,7 @@ class Law:
         if factor >= 1.0:
             return None
         before = state.allowance_per_s
-        if self._cut_settling:
+        if self._settling:
             allowed = min(before, state.cut_from_per_s * factor)
         elif state.probes.falling and cause.startswith("saturation"):
             return _Verdict(before, cause, f"holding {before:.0f}/s: {why}, and falling")
@@ -353,8 +353,8 @@ class Law:
     def _wait(self, _seen: Signals) -> _Verdict | None:
         """Change nothing until a cut can be seen, or a jump is confirmed."""
         state, held = self._state, self._state.allowance_per_s
-        if self._cut_settling:
-            return _Verdict(held, state.cut_by, f"holding {held:.0f}/s until the last cut shows")
+        if self._settling:
+            return _Verdict(held, state.moved_by, f"holding {held:.0f}/s until the last step shows")
         if state.probes.unconfirmed:
             name, _ = state.probes.worst
             return _Verdict(held, f"saturation:{name}", f"holding {held:.0f}/s: a probe jumped, once")
@@ -397,22 +397,26 @@ class Law:
             cause = "errors" if state.outcomes.failed_ratio > _FAILED / 2 else "timeouts"
             return _Verdict(before, cause, f"holding {before:.0f}/s: attempts still fail")
         aim_by, aim = self._aim(seen)
-        goal = max(aim if aim_by else _STEP_NEAR * before, self.settings.start_per_s)
-        allowed = max(before, min(goal, self._step_most(before)))
+        most = self._step_most(before)
+        # Up to the start, or half the last good rate, no estimate is asked: those are known to be borne.
+        goal = most if most > 2 * before else aim if aim_by else _STEP_NEAR * before
+        allowed = max(before, min(goal, most))
+        if allowed > 2 * before:
+            self._begin_jump()
         why = f"raising {before:.0f} -> {allowed:.0f}/s: {name or 'no probe'} {worst:.2f}x its target"
         return _Verdict(allowed, "recovering", why)
 
     # --- quantities
 
     @property
-    def _cut_settling(self) -> bool:
-        age_s = self._state.cut_age_s
+    def _settling(self) -> bool:
+        age_s = self._state.moved_age_s
         return age_s is not None and age_s < (_DEAD_TIME - 0.25) * self.settings.interval_s
 
     @property
     def _calm(self) -> bool:
         """Whether the last episode is over: its memory is frozen until then."""
-        age_s = self._state.cut_age_s
+        age_s = self._state.moved_age_s
         return age_s is None or age_s > 5 * _DEAD_TIME * self.settings.interval_s
 
     def _needs_per_s(self, seen: Signals) -> float:
@@ -443,8 +447,11 @@ class Law:
 
     def _step_most(self, before: float) -> float:
         """Return how far one raise may go: twice, the midpoint to the last incident's rate, or a small step."""
-        if before < self.settings.start_per_s:
-            return self.settings.start_per_s
+        start, good = self.settings.start_per_s, self._state.good_per_s or 0.0
+        if self._state.moved_by == "errors" and before < good / 2:
+            return max(start, good / 2)  # a dependency was down, the database was not: resume
+        if before < start:
+            return start
         bad = self._state.bad_per_s
         if bad is None or before > _STEP_NEAR * bad:
             return 2 * before
@@ -454,7 +461,12 @@ class Law:
 
     def _begin_cut(self, base_per_s: float, cause: str) -> None:
         self._state.probes.forget_rates()
-        self._state.cut_age_s, self._state.cut_from_per_s, self._state.cut_by = 0.0, base_per_s, cause
+        self._state.moved_age_s, self._state.cut_from_per_s, self._state.moved_by = 0.0, base_per_s, cause
+
+    def _begin_jump(self) -> None:
+        # The next reading still measures the time before.
+        self._state.probes.forget_rates()
+        self._state.moved_age_s, self._state.moved_by = self.settings.interval_s, "recovering"
 
     def _learn_bad(self, rate_per_s: float, cause: str) -> None:
         # A dependency that fails says nothing about the rate.
@@ -479,7 +491,7 @@ class Law:
             healthy
             and self._used(seen)
             and state.probes.worst[1] <= self.settings.urgent_target
-            and not self._cut_settling
+            and not self._settling
         ):
             last = seen.started_per_s if state.good_per_s is None else state.good_per_s
             state.good_per_s = last + 0.3 * (seen.started_per_s - last)

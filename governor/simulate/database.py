@@ -41,7 +41,7 @@ class DatabaseSpec:
 def in_system(cores: float, utilisation: float) -> float:
     """Return the stationary mean number of jobs in the system (running and waiting)."""
     rho = min(utilisation, _RHO_MOST)
-    return cores * rho + rho ** math.sqrt(2 * (cores + 1)) / (1 - rho)
+    return cores * rho + math.pow(rho, math.sqrt(2 * (cores + 1))) / (1 - rho)
 
 
 @dataclass(slots=True)

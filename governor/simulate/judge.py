@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 
-from governor.simulate.loop import Run
+from governor.simulate.loop import OCTAVE, Run
 from governor.simulate.scenarios import Band, Scenario
 
 Figures = dict[str, float]
 
 _STEADY_AFTER_S = 40.0  # the climb is over
-_OCTAVE = 20  # latency classes per factor of two, as in loop.run
 
 
 def p99_s(run: Run) -> float:
     """Return the foreground's 99th percentile: a mixture of exponential response times."""
     total = sum(run.latency.values())
-    means = [
-        (2 ** (latency_class / _OCTAVE), weight / total) for latency_class, weight in run.latency.items()
-    ]
+    means = [(2 ** (latency_class / OCTAVE), weight / total) for latency_class, weight in run.latency.items()]
     low, high = 0.0, 100.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -144,10 +142,10 @@ def _rises(scenario: Scenario, run: Run, _oracle: Run) -> float:
     begins_s, ends_s = run.events[0].at_s, _ends_s(scenario, run)
     first_s = begins_s + scenario.settings.interval_s
     within = [rate for at_s, rate in zip(run.at_s, run.allowance, strict=True) if first_s <= at_s < ends_s]
-    return float(sum(later > earlier for earlier, later in zip(within, within[1:], strict=False)))
+    return float(sum(later > earlier for earlier, later in pairwise(within)))
 
 
-def _wasted_ratio(scenario: Scenario, run: Run, _oracle: Run) -> float:
+def _wasted_ratio(_scenario: Scenario, run: Run, _oracle: Run) -> float:
     """Return failed attempts over those of a fleet that goes on at the rate before the event."""
     event = run.events[0]
     return sum(run.wasted) / (_before_event(run) * event.for_s * event.failing)

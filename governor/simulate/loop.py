@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +18,8 @@ from governor.simulate.scenarios import Event, Scenario
 
 _BURST_S = 0.25  # the bucket holds so much of the allowance, as governor.bucket does
 _OUTLIER_APART = 10  # intervals
+_CALM_S = 60.0  # after the beginning and before the backlog
+OCTAVE = 20  # latency classes per factor of two
 
 
 class Governs(Protocol):
@@ -40,7 +41,6 @@ class Run:
     allowance: list[float] = field(default_factory=list)  # decided, per interval
     depth: list[float] = field(default_factory=list)  # per interval
     age: list[float] = field(default_factory=list)
-    started: list[float] = field(default_factory=list)  # per interval, permits
     wasted: list[float] = field(default_factory=list)  # per interval, attempts that failed
     at_s: list[float] = field(default_factory=list)  # time of each interval's decision
     events: list[Event] = field(default_factory=list)  # as they fell in this seed
@@ -99,7 +99,7 @@ class _Weather:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         # Not the sensors' stream: the weather must be the same for every law.
-        self._random = random.Random(f"weather {seed}")  # noqa: S311 - a simulation
+        self._random = random.Random(f"weather {seed}")
         self._spec = scenario.disturbance
         jitter_s = self._random.uniform(0, scenario.settings.interval_s)
         self.events = [replace(event, at_s=event.at_s + jitter_s) for event in scenario.events]
@@ -108,6 +108,7 @@ class _Weather:
         self._foreground = 0.0
         self._checkpoint_s = self._random.uniform(0.2, 1.0) * self._spec.checkpoint_every_s
         self._second = -1
+        self.last = Conditions()
 
     def now(self, at_s: float) -> Conditions:
         """Return the conditions of one step; steps come in order."""
@@ -118,18 +119,23 @@ class _Weather:
             self._foreground = spec.foreground_correlation * self._foreground + fresh
         now = Conditions(foreground=max(0.0, 1 + self._foreground))
         for event in self.events:
-            if event.at_s <= at_s < event.at_s + event.for_s:
+            if event.holds(at_s):
                 event.befall(now)
         if at_s >= self._checkpoint_s + spec.checkpoint_for_s:
             self._checkpoint_s = at_s + self._random.uniform(0.8, 1.2) * spec.checkpoint_every_s
         elif at_s >= self._checkpoint_s:
             now.speed *= spec.checkpoint_speed
             now.disk = spec.checkpoint_disk
+        self.last = now
         return now
 
-    def at(self, at_s: float) -> Iterator[Event]:
-        """Return the events that hold at an instant."""
-        return (event for event in self.events if event.at_s <= at_s < event.at_s + event.for_s)
+    def failing(self, at_s: float) -> float:
+        """Return the share of attempts that fail."""
+        return max((event.failing for event in self.events if event.holds(at_s)), default=0.0)
+
+    def stale(self, at_s: float) -> set[str]:
+        """Return the probes that say nothing."""
+        return {probe for event in self.events if event.holds(at_s) for probe in event.stale}
 
 
 class _Sensors:
@@ -138,7 +144,7 @@ class _Sensors:
     names = ("active_backends", "commit_latency", "lock_waits")
 
     def __init__(self, scenario: Scenario, seed: int, noise: float) -> None:
-        self._random = random.Random(f"sensors {seed}")  # noqa: S311 - a simulation
+        self._random = random.Random(f"sensors {seed}")
         self._spec, self._noise = scenario.sensors, noise
         step_s = scenario.judge.step_s
         self._window = round(scenario.settings.interval_s / step_s)
@@ -147,15 +153,16 @@ class _Sensors:
         self._deviation = dict.fromkeys(self.names, 0.0)
         self._since_outlier = dict.fromkeys(self.names, _OUTLIER_APART)
 
-    def watch(self, database: Database) -> None:
-        """Take the true values of one step in."""
+    def watch(self, database: Database, steps: int) -> None:
+        """Take the true values of so many steps in."""
         for name, value in (
             ("active_backends", database.active_backends),
             ("commit_latency", database.commit_latency),
             ("lock_waits", database.lock_waits),
         ):
             sums = self._sums[name]
-            sums.append(sums[-1] + value)
+            for _ in range(steps):
+                sums.append(sums[-1] + value)
 
     def read(self, stale: set[str]) -> dict[str, float | None]:
         """Return what the probes say now: a mean of one interval, some time ago."""
@@ -208,6 +215,11 @@ class _Work:
         self.fresh = max(0.0, self.fresh - second)
         return first + second
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left but what falls due all the time."""
+        return self.depth + self.waiting <= 2 * self._scenario.fleet.arrivals_per_s
+
     def age_s(self, at_s: float) -> float:
         if self.backlog > 0:
             return at_s - self._scenario.backlog_at_s
@@ -222,102 +234,108 @@ class _Interval:
     completed: float = 0.0
     failed: float = 0.0
     timed_out: float = 0.0
-    blocked_steps: int = 0
-    allowance_sum: float = 0.0
+    blocked_s: float = 0.0
+    allowed: float = 0.0  # permits
+
+
+class _Loop:
+    """One law in one seed of one scenario, interval by interval."""
+
+    def __init__(self, scenario: Scenario, law: Governs, result: Run, noise: float) -> None:
+        self._scenario, self._law, self.result = scenario, law, result
+        self._weather = _Weather(scenario, result.seed)
+        result.events = self._weather.events
+        work_s = scenario.database.transition_work_s * self._weather.work_factor
+        self._database = Database(replace(scenario.database, transition_work_s=work_s))
+        self._sensors = _Sensors(scenario, result.seed, noise)
+        self._work = _Work(scenario)
+        self._allowance = self._decided = scenario.settings.floor_per_s
+        self._tokens = 0.0
+        self._counted = _Interval()
+
+    def interval(self, begins_s: float) -> None:
+        """Run one interval, then let the law read and decide."""
+        settings, step_s = self._scenario.settings, self._scenario.judge.step_s
+        # An hour of idling needs no fine steps.
+        calm = self._scenario.backlog_at_s - begins_s > _CALM_S and begins_s > _CALM_S
+        dt_s = settings.interval_s if calm else step_s
+        acts_at_s = 0.0 if calm else self._scenario.sensors.actuation_s
+        second: list[float] = []
+        for step in range(round(settings.interval_s / dt_s)):
+            if step * dt_s >= acts_at_s - step_s / 2:
+                self._allowance = self._decided
+            second.append(self._step(begins_s + step * dt_s, dt_s))
+            if len(second) * dt_s >= 1:
+                self.result.saturation += [sum(second) / len(second)] * max(1, round(dt_s))
+                second.clear()
+        if calm:
+            self._sensors.watch(self._database, round(dt_s / step_s) - 1)
+        self._decide(begins_s + settings.interval_s)
+
+    def _step(self, at_s: float, dt_s: float) -> float:
+        scenario, work, database, counted = self._scenario, self._work, self._database, self._counted
+        now = self._weather.now(at_s)
+        work.arrive(at_s, dt_s)
+        allowance = self._allowance
+        tokens = min(self._tokens + allowance * dt_s, max(1.0, allowance * max(_BURST_S, dt_s)))
+        wanted = min(work.depth, max(0.0, scenario.fleet.in_flight_most - database.in_flight))
+        started = work.start(min(wanted, tokens))
+        self._tokens = tokens - started
+        served = database.step(dt_s=dt_s, started=started, now=now)
+        self._sensors.watch(database, 1)
+        failed = served.completed * self._weather.failing(at_s)
+        work.waiting += failed + served.timed_out
+        counted.started += started
+        counted.completed += served.completed - failed
+        counted.failed += failed
+        counted.timed_out += served.timed_out
+        counted.blocked_s += dt_s if wanted > started else 0.0
+        counted.allowed += allowance * dt_s
+        result = self.result
+        latency_class = round(OCTAVE * math.log2(database.foreground_latency_s))
+        result.latency[latency_class] = result.latency.get(latency_class, 0.0) + database.foreground_completed
+        if result.drained_s is None and at_s > scenario.backlog_at_s + 1 and work.done:
+            result.drained_s = at_s
+        return database.saturation
+
+    def _decide(self, at_s: float) -> None:
+        if isinstance(self._law, Oracle):
+            self._law.look(self._database, self._weather.last, self._weather.failing(at_s))
+        reading = self._reading(at_s)
+        self._decided = self._law.step(reading).allowance_per_s
+        result = self.result
+        result.at_s.append(at_s)
+        result.allowance.append(self._decided)
+        result.depth.append(self._work.depth)
+        result.age.append(self._work.age_s(at_s))
+        result.wasted.append(self._counted.failed)
+        self._counted = _Interval()
+
+    def _reading(self, at_s: float) -> Reading:
+        interval_s, arrivals_per_s = self._scenario.settings.interval_s, self._scenario.fleet.arrivals_per_s
+        counted = self._counted
+        return Reading(
+            at_s=at_s,
+            interval_s=interval_s,
+            oldest_due_age_s=self._work.age_s(at_s),
+            due_depth=self._work.depth,
+            started=counted.started,
+            saturation=self._sensors.read(self._weather.stale(at_s)),
+            allowance_per_s=counted.allowed / interval_s,
+            blocked_ratio=counted.blocked_s / interval_s,
+            completed=counted.completed,
+            failed=counted.failed,
+            timed_out=counted.timed_out,
+            arrivals_per_s=arrivals_per_s,
+            arrivals_peak_per_s=arrivals_per_s,
+            in_flight=self._database.in_flight,
+        )
 
 
 def run(scenario: Scenario, law: Governs, *, name: str, seed: int, noise: float) -> Run:
     """Run one law through one scenario in one seed."""
-    weather = _Weather(scenario, seed)
-    spec = replace(
-        scenario.database, transition_work_s=scenario.database.transition_work_s * weather.work_factor
-    )
-    database, sensors, work = Database(spec), _Sensors(scenario, seed, noise), _Work(scenario)
-    result = Run(law=name, seed=seed, events=weather.events)
-    dt_s, every = scenario.judge.step_s, round(scenario.settings.interval_s / scenario.judge.step_s)
-    per_second = round(1 / dt_s)
-    acts_after = max(1, round(scenario.sensors.actuation_s / dt_s))
-    allowance, decided_per_s, tokens, counted = scenario.settings.floor_per_s, None, 0.0, _Interval()
-    second = 0.0
-    for step in range(round(scenario.duration_s / dt_s)):
-        at_s = step * dt_s
-        now = weather.now(at_s)
-        failing = max((event.failing for event in weather.at(at_s)), default=0.0)
-        if step % every == acts_after % every and decided_per_s is not None:
-            allowance = decided_per_s
-        work.arrive(at_s, dt_s)
-        tokens = min(tokens + allowance * dt_s, max(1.0, allowance * _BURST_S))
-        wanted = min(work.depth, max(0.0, scenario.fleet.in_flight_most - database.in_flight))
-        started = work.start(min(wanted, tokens))
-        tokens -= started
-        served = database.step(dt_s=dt_s, started=started, now=now)
-        sensors.watch(database)
-        _count(counted, work, served.completed, served.timed_out, failing)
-        counted.started += started
-        counted.blocked_steps += wanted > started
-        counted.allowance_sum += allowance
-        second += database.saturation
-        latency_class = round(20 * math.log2(database.foreground_latency_s))
-        result.latency[latency_class] = result.latency.get(latency_class, 0.0) + database.foreground_completed
-        if step % per_second == per_second - 1:
-            result.saturation.append(second / per_second)
-            second = 0.0
-        if result.drained_s is None and at_s > scenario.backlog_at_s + 1 and _drained(scenario, work):
-            result.drained_s = at_s
-        if step % every == every - 1:
-            if isinstance(law, Oracle):
-                law.look(database, now, failing)
-            stale = {probe for event in weather.at(at_s) for probe in event.stale}
-            reading = _reading(scenario, at_s, counted, work, database, sensors.read(stale))
-            decided_per_s = law.step(reading).allowance_per_s
-            _record(result, at_s, decided_per_s, reading, counted)
-            counted = _Interval()
+    result = Run(law=name, seed=seed)
+    loop = _Loop(scenario, law, result, noise)
+    for interval in range(round(scenario.duration_s / scenario.settings.interval_s)):
+        loop.interval(interval * scenario.settings.interval_s)
     return result
-
-
-def _drained(scenario: Scenario, work: _Work) -> bool:
-    return work.depth + work.waiting <= 2 * scenario.fleet.arrivals_per_s
-
-
-def _count(counted: _Interval, work: _Work, completed: float, timed_out: float, failing: float) -> None:
-    failed = completed * failing
-    counted.completed += completed - failed
-    counted.failed += failed
-    counted.timed_out += timed_out
-    work.waiting += failed + timed_out
-
-
-def _reading(
-    scenario: Scenario,
-    at_s: float,
-    counted: _Interval,
-    work: _Work,
-    database: Database,
-    saturation: dict[str, float | None],
-) -> Reading:
-    every = round(scenario.settings.interval_s / scenario.judge.step_s)
-    return Reading(
-        at_s=at_s,
-        interval_s=scenario.settings.interval_s,
-        oldest_due_age_s=work.age_s(at_s),
-        due_depth=work.depth,
-        started=counted.started,
-        saturation=saturation,
-        allowance_per_s=counted.allowance_sum / every,
-        blocked_ratio=counted.blocked_steps / every,
-        completed=counted.completed,
-        failed=counted.failed,
-        timed_out=counted.timed_out,
-        arrivals_per_s=scenario.fleet.arrivals_per_s,
-        arrivals_peak_per_s=scenario.fleet.arrivals_per_s,
-        in_flight=database.in_flight,
-    )
-
-
-def _record(result: Run, at_s: float, allowance_per_s: float, reading: Reading, counted: _Interval) -> None:
-    result.at_s.append(at_s)
-    result.allowance.append(allowance_per_s)
-    result.depth.append(reading.due_depth or 0.0)
-    result.age.append(reading.oldest_due_age_s or 0.0)
-    result.started.append(counted.started)
-    result.wasted.append(counted.failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Self
 
@@ -63,6 +63,10 @@ class Event:
     lock_wait_s: float = 0.0
     failing: float = 0.0  # share of attempts that fail
     stale: tuple[str, ...] = ()  # probes that say nothing; "*" = all
+
+    def holds(self, at_s: float) -> bool:
+        """Whether it is on at an instant."""
+        return self.at_s <= at_s < self.at_s + self.for_s
 
     def befall(self, now: Conditions) -> None:
         """Apply to the conditions of one step."""
@@ -149,16 +153,6 @@ class Scenario:
             judge=JudgeSpec(**merged["judge"]),
         )
 
-    @property
-    def event_at_s(self) -> float:
-        """When the first event begins."""
-        return self.events[0].at_s if self.events else self.backlog_at_s
-
-    @property
-    def event_ends_s(self) -> float:
-        """When the last event is over, or the first if none ends within the run."""
-        return max(min(event.at_s + event.for_s, self.duration_s) for event in self.events)
-
 
 def load() -> list[Scenario]:
     """Return all scenarios by number."""
@@ -169,11 +163,5 @@ def load() -> list[Scenario]:
         if path.name.endswith(".toml")
     }
     common = files.pop("common")
-    files.pop("peers", None)
     found = [Scenario.of(name, values, common) for name, values in files.items()]
     return sorted(found, key=lambda scenario: scenario.number)
-
-
-def names(of: type) -> list[str]:
-    """Return the field names of a dataclass."""
-    return [each.name for each in fields(of)]

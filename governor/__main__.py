@@ -1,0 +1,116 @@
+"""The command `governor`: the simulation bench."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from governor.simulate import bench, report
+from governor.simulate.drills import DRILLS
+from governor.simulate.scenarios import Scenario, load
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A limiter for a whole fleet.")
+
+
+@app.callback()
+def _governor() -> None:
+    """Keep `simulate` a subcommand while it is the only one."""
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="Name or number; repeat for more. All if none.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..n-1; judged on the worst.")] = 20,
+    law: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(bench.LAWS)} or all; repeat for more.")
+    ] = None,
+    noise: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sensor noise, relative sd.")] = 0.08,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write frontiers and time series to this SVG file.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
+    search: Annotated[
+        bool, typer.Option(help="Search the peers' grids for their best points instead.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes to share the work.")] = os.cpu_count() or 1,
+) -> None:
+    """Judge laws against a modelled database, beside an oracle that knows its capacity."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    laws = _laws(law)
+    if search:
+        for name in (each for each in laws if each != bench.OURS):
+            point, score = bench.search(name, seeds=seeds, noise=noise, processes=processes)
+            console.print(f"{name}: {point} scores {score:.2f}")
+        return
+    chosen = _scenarios(scenario)
+    results = []
+    for each in chosen:
+        for name in laws:
+            if bench.applies(each, name):
+                verdicts = bench.judge(each, name, seeds=seeds, noise=noise, processes=processes)
+                results.append(report.Result(scenario=each, law=name, verdicts=verdicts))
+    if markdown:
+        print(report.markdown(results))  # noqa: T201 - a command prints its result
+    else:
+        console.print(report.table(results))
+    _draw(console, results, chosen, noise=noise, plot=plot)
+
+
+def _laws(asked: list[str] | None) -> list[str]:
+    if not asked:
+        return [bench.OURS]
+    unknown = set(asked) - {*bench.LAWS, "all"}
+    if unknown:
+        raise typer.BadParameter(f"no law {', '.join(sorted(unknown))}; there are {', '.join(bench.LAWS)}")
+    return list(bench.LAWS) if "all" in asked else asked
+
+
+def _scenarios(asked: list[str] | None) -> list[Scenario]:
+    known = load()
+    names = {str(each.number): each for each in known} | {each.name: each for each in known}
+    unknown = set(asked or ()) - set(names)
+    if unknown:
+        listed = ", ".join(f"{each.number} {each.name}" for each in known)
+        raise typer.BadParameter(f"no scenario {', '.join(sorted(unknown))}; there are {listed}")
+    return [names[each] for each in asked] if asked else known
+
+
+def _draw(
+    console: Console,
+    results: list[report.Result],
+    chosen: list[Scenario],
+    *,
+    noise: float,
+    plot: Path | None,
+) -> None:
+    """Draw the frontier where several laws were judged, and the runs of each law's worst seed."""
+    runs = []
+    for each in (scenario for scenario in chosen if scenario.model not in DRILLS):
+        first = next(result for result in results if result.scenario == each)
+        seed = first.verdicts[0].worst_seed
+        task = bench.Task(scenario=each, law=first.law, seed=seed, noise=noise)
+        runs.append((each, task.run(), task.oracle()))
+        console.print(f"\n{each.number} {each.title}: allowance in seed {seed}, {first.law} and oracle")
+        for run in runs[-1][1:]:
+            console.print(report.sparkline(run.allowance), highlight=False)
+        if sum(result.scenario == each for result in results) > 1:
+            console.print(report.frontier(results, each), highlight=False, markup=False)
+    if plot is not None:
+        plot.write_text(report.svg(results, runs), encoding="utf-8")
+        console.print(f"\nwritten: {plot}")
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
