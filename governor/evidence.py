@@ -13,10 +13,12 @@ _AGREE = 1.3  # another probe that moved by this factor the same way agrees with
 RATE_GAIN = 1.0  # d ln(rate) / d saturation: 1 = all load is ours, and linear; other load asks for more
 _GAIN_FAR = 1.5  # in addition, on what lies further than _FAR below the target
 _FAR = 0.1
-_ESTIMATED = 1.25  # a probe further above its target says that there are queues, not at which rate they began
-_WEIGHT = 0.3  # of the newest estimate of a rate
-_WEIGHT_OFF = 0.7  # and of one that is off by more than _OFF, for the second time
-_OFF = 0.3
+_ERROR_LEAST = -0.5  # further above the target a probe shows queues, not at which rate they began
+_CLIMBING = 0.25  # so far below its target an estimate is coarse, and soon replaced
+_VOUCHED = 1.5  # x the value of the probe that agrees
+_WEIGHT = 0.25  # of the newest estimate of a rate
+_WEIGHT_OFF = 0.5  # and of one that is off by more than _OFF, for the second time
+_OFF = 0.2
 _RATE_LN_MOST = 50.0  # keeps exp() finite, far above any ceiling
 _KEPT_INTERVALS = 5  # an optional probe that vanished still counts for so many intervals
 _CARRIED = 10.0  # attempts that an interval is filled up to with those of earlier ones
@@ -36,15 +38,17 @@ class Probe:
 
     def estimate(self, rate_per_s: float, value: float) -> None:
         """Learn from a value and the rate it was measured at which rate this probe bears."""
-        if self.unconfirmed or value > _ESTIMATED:
-            return
-        error = 1 - value
+        if self.unconfirmed or (self.falling and value > 1):
+            return  # an outlier, or queues that are being worked off
+        error = max(1 - value, _ERROR_LEAST)
         newest = math.log(rate_per_s) + RATE_GAIN * error + _GAIN_FAR * max(0.0, error - _FAR)
         if self.rate_ln is None:
             self.rate_ln = newest
             return
         off = (newest > self.rate_ln + _OFF) - (newest < self.rate_ln - _OFF)
-        self.rate_ln += (_WEIGHT_OFF if off and off == self.off else _WEIGHT) * (newest - self.rate_ln)
+        # Far below counts at once, far above when it is so twice.
+        far = off < 0 or (off > 0 and self.off > 0) or error > _CLIMBING
+        self.rate_ln += (_WEIGHT_OFF if far else _WEIGHT) * (newest - self.rate_ln)
         self.off = off
 
     def update(self, value: float, *, confirmed: bool) -> None:
@@ -59,8 +63,9 @@ class Probe:
         self.unconfirmed = jump and not (confirmed or self.unconfirmed)
 
     def move(self, value: float) -> int:
-        """Return +1 or -1 where a value is well above or below the last ones: two probes that move agree."""
-        return (value > _AGREE * self.smoothed) - (value * _AGREE < self.smoothed)
+        """Return +1 where a value is well above the last ones and its target, -1 where it is well below."""
+        up = value > max(1.0, _AGREE * self.smoothed)
+        return up - (value * _AGREE < self.smoothed)
 
     def jumps(self, value: float) -> bool:
         """Tell whether a value is too far from the last ones to be believed alone."""
@@ -76,15 +81,15 @@ class Probes:
 
     def update(self, values: dict[str, float], *, silent: Iterable[str], troubled: bool) -> None:
         """Take one interval's values in; `troubled` = attempts say so too."""
-        moves = {
-            name: self.by_name[name].move(value) for name, value in values.items() if name in self.by_name
-        }
+        moves = {name: self.by_name[name].move(value) for name, value in values.items() if name in self.by_name}
         for name, value in values.items():
-            if name in moves:
-                others = any(moves[name] == move for other, move in moves.items() if other != name)
-                self.by_name[name].update(value, confirmed=troubled or others)
-            else:
+            if name not in moves:
                 self.by_name[name] = Probe(smoothed=value)
+                continue
+            agree = [values[other] for other, move in moves.items() if other != name and move == moves[name]]
+            # A probe that agrees vouches for little more than it shows itself: one may be an outlier.
+            vouched = min(value, _VOUCHED * max(agree)) if agree and moves[name] > 0 else value
+            self.by_name[name].update(vouched, confirmed=troubled or bool(agree))
         for name in set(self.by_name) - set(values) - set(silent):
             # A probe near its target that vanishes must not raise the allowance by that.
             self.by_name[name].absent += 1

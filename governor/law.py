@@ -36,18 +36,21 @@ from governor.reading import Reading, Signals
 __all__ = ["Decision", "Law", "LawSettings", "Reading"]
 
 _CUT_AT = 1.25  # cut when S exceeds the target by this factor; up to there the allowance is eased
-_CUT_LEAST = 0.25  # one cut leaves at least this share
+_CUT_LEAST = 0.25  # one cut ends at this share of the rate at least ...
+_CUT_DEEP = 0.02  # ... but goes down to this while what has queued up is worked off
 _FAILED_LEAST = 0.05  # one cut for errors leaves at least this share: failing attempts are only waste
 _TIMED_OUT = 0.05  # share of attempts that cuts, lower confidence bound
 _FAILED = 0.10
 _DEAD_TIME = 2  # intervals until a reading lies wholly after a change
 _DEAD_BAND = 0.03  # of the allowance
+_NEAR = 0.05  # saturation below the target from which on the allowance may be eased
 _USED = 0.8  # share of the allowance that must have been started before it is raised
 _BLOCKED = 0.1  # share of the interval with an unmet request: permits were the limit
 _FRESH = 2  # complete readings before the allowance is raised
 _IDLE_S = 40.0  # time constant of the decay towards demand
 _SPARE = 1.25  # an idle allowance stays this much above demand
 _STEP_NEAR = 1.05  # largest raise near the rate of the last incident, or without any probe
+_UNBOUND = 0.7  # saturation at which the last incident's rate does not bind
 _BAD_S = 300.0  # how long the rate of the last incident counts
 _GOOD_S = 3600.0  # how long a last good rate counts
 _STUCK = 5  # intervals without a completion
@@ -116,6 +119,7 @@ class _State:
     at_s: float | None = None
     override_per_s: float | None = None
     started_per_s: float = 0.0  # in the interval before
+    used: bool = False  # permits were the limit in the interval before
     history: bool = False  # there was a complete reading
     resumes: bool = False  # the next reading that is no pause resumes
     fresh: int = 0  # complete readings in a row
@@ -320,6 +324,8 @@ class Law:
         if factor >= 1.0:
             return None
         before = state.allowance_per_s
+        if before <= self.settings.floor_per_s:
+            return _Verdict(before, cause, f"at the floor {before:g}/s: {why}")
         if self._settling:
             allowed = min(before, state.cut_from_per_s * factor)
         elif state.probes.falling and cause.startswith("saturation"):
@@ -347,7 +353,7 @@ class Law:
             found.append((max(_FAILED_LEAST, 1 - failed), "errors", why))
         if worst > _CUT_AT * target:
             why = f"{name} {worst:.1f}x its target"
-            found.append((max(_CUT_LEAST, target / worst), f"saturation:{name}", why))
+            found.append((max(_CUT_DEEP, target / worst), f"saturation:{name}", why))
         return min(found)
 
     def _wait(self, _seen: Signals) -> _Verdict | None:
@@ -370,6 +376,8 @@ class Law:
         if aim >= before * (1 - _DEAD_BAND):
             return _Verdict(before, f"saturation:{name}", f"holding {before:.0f}/s: {said}")
         why = f"easing {before:.0f} -> {aim:.0f}/s: {said}, aim {self._target(seen):.2f}x"
+        if self._state.probes.by_name[name].smoothed < self._target(seen) - _NEAR:
+            return None  # the estimate is of another time
         return _Verdict(aim, f"saturation:{name}", why)
 
     def _idle(self, seen: Signals) -> _Verdict | None:
@@ -400,6 +408,7 @@ class Law:
         most = self._step_most(before)
         # Up to the start, or half the last good rate, no estimate is asked: those are known to be borne.
         goal = most if most > 2 * before else aim if aim_by else _STEP_NEAR * before
+        goal = max(goal, self._after_cut)
         allowed = max(before, min(goal, most))
         if allowed > 2 * before:
             self._begin_jump()
@@ -418,6 +427,12 @@ class Law:
         """Whether the last episode is over: its memory is frozen until then."""
         age_s = self._state.moved_age_s
         return age_s is None or age_s > 5 * _DEAD_TIME * self.settings.interval_s
+
+    @property
+    def _after_cut(self) -> float:
+        """Return where the last cut for saturation ends, once the queues are gone."""
+        state = self._state
+        return _CUT_LEAST * state.cut_from_per_s if state.moved_by.startswith("saturation") else 0.0
 
     def _needs_per_s(self, seen: Signals) -> float:
         objective_s = self.settings.objective_s
@@ -439,7 +454,8 @@ class Law:
 
     def _measured_at(self, seen: Signals) -> float:
         """Return the rate that this reading's saturation belongs to: probes lag by part of an interval."""
-        return (seen.started_per_s + self._state.started_per_s) / 2
+        before = self._state.started_per_s if self._state.used else seen.started_per_s
+        return (seen.started_per_s + before) / 2
 
     def _in_force(self, seen: Signals) -> float:
         decided = self._state.allowance_per_s
@@ -452,8 +468,8 @@ class Law:
             return max(start, good / 2)  # a dependency was down, the database was not: resume
         if before < start:
             return start
-        bad = self._state.bad_per_s
-        if bad is None or before > _STEP_NEAR * bad:
+        bad, (_, worst) = self._state.bad_per_s, self._state.probes.worst
+        if bad is None or before > _STEP_NEAR * bad or 0 < worst < _UNBOUND:
             return 2 * before
         return max(_STEP_NEAR * before, min(2 * before, (before + bad) / 2))
 
@@ -466,7 +482,7 @@ class Law:
     def _begin_jump(self) -> None:
         # The next reading still measures the time before.
         self._state.probes.forget_rates()
-        self._state.moved_age_s, self._state.moved_by = self.settings.interval_s, "recovering"
+        self._state.moved_age_s, self._state.moved_by = 0.0, "recovering"
 
     def _learn_bad(self, rate_per_s: float, cause: str) -> None:
         # A dependency that fails says nothing about the rate.
@@ -497,7 +513,7 @@ class Law:
             state.good_per_s = last + 0.3 * (seen.started_per_s - last)
             state.good_age_s = 0.0
         state.previous_per_s, state.allowance_per_s = state.allowance_per_s, verdict.allowance_per_s
-        state.started_per_s = seen.started_per_s
+        state.started_per_s, state.used = seen.started_per_s, self._used(seen)
 
     # --- words
 
