@@ -81,7 +81,9 @@ class Probes:
 
     def update(self, values: dict[str, float], *, silent: Iterable[str], troubled: bool) -> None:
         """Take one interval's values in; `troubled` = attempts say so too."""
-        moves = {name: self.by_name[name].move(value) for name, value in values.items() if name in self.by_name}
+        moves = {
+            name: self.by_name[name].move(value) for name, value in values.items() if name in self.by_name
+        }
         for name, value in values.items():
             if name not in moves:
                 self.by_name[name] = Probe(smoothed=value)
@@ -112,10 +114,10 @@ class Probes:
         name = min(rates, key=lambda each: rates[each])
         return name, math.exp(min(rates[name], _RATE_LN_MOST))
 
-    def forget_rates(self) -> None:
-        """Begin estimating afresh: the old rates no longer hold."""
+    def assume_rate(self, rate_per_s: float | None) -> None:
+        """Begin estimating afresh from a rate, or from the next estimate."""
         for probe in self.by_name.values():
-            probe.rate_ln, probe.off = None, 0
+            probe.rate_ln, probe.off = math.log(rate_per_s) if rate_per_s else None, 0
 
     @property
     def falling(self) -> bool:

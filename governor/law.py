@@ -43,6 +43,7 @@ _TIMED_OUT = 0.05  # share of attempts that cuts, lower confidence bound
 _FAILED = 0.10
 _DEAD_TIME = 2  # intervals until a reading lies wholly after a change
 _DEAD_BAND = 0.03  # of the allowance
+_LARGE = 0.1  # an easing by more than this is waited for, as a cut is
 _NEAR = 0.05  # saturation below the target from which on the allowance may be eased
 _USED = 0.8  # share of the allowance that must have been started before it is raised
 _BLOCKED = 0.1  # share of the interval with an unmet request: permits were the limit
@@ -127,8 +128,9 @@ class _State:
     unsettled: int = 0  # intervals that completed nothing though permits were there
     probes: Probes = field(default_factory=Probes)
     outcomes: Outcomes = field(default_factory=Outcomes)
-    moved_age_s: float | None = None  # since the last cut or jump
-    cut_from_per_s: float = 0.0  # what it was counted from
+    moved_age_s: float | None = None  # since the last large step
+    cut_from_per_s: float = 0.0  # what a cut is counted from
+    level_per_s: float = 0.0  # where it ends once the queues are gone; it went deeper
     moved_by: str = ""
     good_per_s: float | None = None  # last rate that the database bore while permits were the limit
     good_age_s: float = 0.0
@@ -249,14 +251,14 @@ class Law:
         if seen.in_force_per_s is not None and seen.in_force_per_s < 0.95 * expected:
             # Some worker cut the bucket: that cut counts as ours.
             state.allowance_per_s = seen.in_force_per_s
-            self._begin_cut(seen.in_force_per_s, "timeouts")
+            self._begin_settling("timeouts", seen.in_force_per_s, base_per_s=seen.in_force_per_s)
         self._estimate(seen)
 
     def _estimate(self, seen: Signals) -> None:
         """Ask each probe at which rate it would be at its target; only a rate that was used can tell."""
         probes, rate = self._state.probes, self._measured_at(seen)
         if not self._used(seen):
-            probes.forget_rates()
+            probes.assume_rate(None)
         elif seen.missing is None and rate > 0 and not self._settling:
             for name, value in seen.probes.items():
                 probes.by_name[name].estimate(rate, value)
@@ -334,8 +336,10 @@ class Law:
             base = min(before, max(seen.started_per_s, self.settings.floor_per_s))
             if state.bad_per_s is None or self._calm:
                 self._learn_bad(base, cause)
-            self._begin_cut(base, cause)
+            if before > state.level_per_s or self._calm:
+                state.level_per_s = _CUT_LEAST * base if cause.startswith("saturation") else 0.0
             allowed = base * factor
+            self._begin_settling(cause, allowed, base_per_s=base)
         verb = f"cut {before:.0f} -> {allowed:.0f}/s" if allowed < before else f"holding {before:.0f}/s"
         return _Verdict(allowed, cause, f"{verb}: {why}")
 
@@ -378,6 +382,8 @@ class Law:
         why = f"easing {before:.0f} -> {aim:.0f}/s: {said}, aim {self._target(seen):.2f}x"
         if self._state.probes.by_name[name].smoothed < self._target(seen) - _NEAR:
             return None  # the estimate is of another time
+        if aim < before * (1 - _LARGE):
+            self._begin_settling(f"saturation:{name}", aim, base_per_s=before)
         return _Verdict(aim, f"saturation:{name}", why)
 
     def _idle(self, seen: Signals) -> _Verdict | None:
@@ -408,10 +414,9 @@ class Law:
         most = self._step_most(before)
         # Up to the start, or half the last good rate, no estimate is asked: those are known to be borne.
         goal = most if most > 2 * before else aim if aim_by else _STEP_NEAR * before
-        goal = max(goal, self._after_cut)
-        allowed = max(before, min(goal, most))
+        allowed = max(before, min(goal, most), min(state.level_per_s, self.settings.ceiling_per_s))
         if allowed > 2 * before:
-            self._begin_jump()
+            self._begin_settling("recovering", allowed, base_per_s=allowed)
         why = f"raising {before:.0f} -> {allowed:.0f}/s: {name or 'no probe'} {worst:.2f}x its target"
         return _Verdict(allowed, "recovering", why)
 
@@ -427,12 +432,6 @@ class Law:
         """Whether the last episode is over: its memory is frozen until then."""
         age_s = self._state.moved_age_s
         return age_s is None or age_s > 5 * _DEAD_TIME * self.settings.interval_s
-
-    @property
-    def _after_cut(self) -> float:
-        """Return where the last cut for saturation ends, once the queues are gone."""
-        state = self._state
-        return _CUT_LEAST * state.cut_from_per_s if state.moved_by.startswith("saturation") else 0.0
 
     def _needs_per_s(self, seen: Signals) -> float:
         objective_s = self.settings.objective_s
@@ -475,14 +474,14 @@ class Law:
 
     # --- memory
 
-    def _begin_cut(self, base_per_s: float, cause: str) -> None:
-        self._state.probes.forget_rates()
-        self._state.moved_age_s, self._state.cut_from_per_s, self._state.moved_by = 0.0, base_per_s, cause
+    def _begin_settling(self, cause: str, allowed_per_s: float, *, base_per_s: float) -> None:
+        """Wait for a large step to show: estimates from before it, and the next reading, are of the past.
 
-    def _begin_jump(self) -> None:
-        # The next reading still measures the time before.
-        self._state.probes.forget_rates()
-        self._state.moved_age_s, self._state.moved_by = 0.0, "recovering"
+        A cut until then is counted from `base_per_s`, so that cuts do not compound.
+        """
+        state = self._state
+        state.probes.assume_rate(max(allowed_per_s, self.settings.floor_per_s))
+        state.moved_age_s, state.moved_by, state.cut_from_per_s = 0.0, cause, base_per_s
 
     def _learn_bad(self, rate_per_s: float, cause: str) -> None:
         # A dependency that fails says nothing about the rate.
