@@ -11,8 +11,8 @@ _JUMP = 2.0  # a move by more than this factor must be seen twice, or by two pro
 _JUMP_LOW = 0.25  # below this saturation no move is a jump
 _AGREE = 1.3  # another probe that moved by this factor the same way agrees with a jump
 RATE_GAIN = 1.0  # d ln(rate) / d saturation: 1 = all load is ours, and linear; other load asks for more
-_GAIN_FAR = 1.5  # in addition, on what lies further than _FAR below the target
-_FAR = 0.1
+_GAIN_FAR = 2.0  # in addition, on what lies further than _FAR below the target
+_FAR = 0.15
 _ERROR_LEAST = -0.5  # further above the target a probe shows queues, not at which rate they began
 _CLIMBING = 0.25  # so far below its target an estimate is coarse, and soon replaced
 _VOUCHED = 1.5  # x the value of the probe that agrees
@@ -126,9 +126,9 @@ class Probes:
         return bool(name) and self.by_name[name].falling
 
     @property
-    def unconfirmed(self) -> bool:
-        """Whether some probe's last value waits for a second one."""
-        return any(probe.unconfirmed for probe in self.by_name.values())
+    def unconfirmed(self) -> str:
+        """Name of a probe whose last value waits for a second one; "" if there is none."""
+        return next((name for name, probe in self.by_name.items() if probe.unconfirmed), "")
 
 
 @dataclass(slots=True)

@@ -198,9 +198,9 @@ class Law:
         if resumed:
             self._forget_signals()
         self._watch(seen)
-        verdict = self._resume(seen) if resumed else self._decide(seen)
+        verdict = self._resume(seen) if resumed and self._state.history else self._decide(seen)
         verdict = self._clamp(verdict)
-        self._learn(seen, verdict)
+        self._learn(seen, verdict, resumed=resumed)
         return self._explain(seen, verdict)
 
     # --- time and signals
@@ -225,14 +225,15 @@ class Law:
             state.good_per_s = None
         if gap and elapsed_s > _GOOD_S:
             state.history = False
-        return state.history and (seen.resumed or gap or (state.resumes and not seen.paused))
+        return seen.resumed or gap or state.resumes
 
     def _forget_signals(self) -> None:
         state = self._state
         state.resumes = False
         state.probes, state.outcomes = Probes(), Outcomes()
         state.fresh = state.stale = state.unsettled = 0
-        state.moved_age_s, state.previous_per_s = None, 0.0
+        state.moved_age_s, state.moved_by, state.level_per_s = None, "", 0.0
+        state.used, state.previous_per_s = False, 0.0
 
     def _watch(self, seen: Signals) -> None:
         state = self._state
@@ -277,7 +278,6 @@ class Law:
         state, settings = self._state, self.settings
         if state.history:
             return None
-        state.resumes = False
         if seen.missing:
             return _Verdict(
                 settings.floor_per_s, f"stale:{seen.missing}", f"no history, and no {seen.missing} yet"
@@ -301,6 +301,10 @@ class Law:
             return _Verdict(
                 settings.floor_per_s, f"stale:{seen.missing}", f"resumed without {seen.missing}: floor"
             )
+        name, worst = state.probes.worst
+        if worst > self._target(seen):
+            why = f"resumed at the floor: {name} {worst:.2f}x its target"
+            return _Verdict(settings.floor_per_s, f"saturation:{name}", why)
         base = settings.start_per_s if state.good_per_s is None else state.good_per_s / 2
         allowed = min(base, state.allowance_per_s)
         good = "no last good rate" if state.good_per_s is None else f"last good rate {state.good_per_s:.0f}/s"
@@ -366,8 +370,8 @@ class Law:
         if self._settling:
             return _Verdict(held, state.moved_by, f"holding {held:.0f}/s until the last step shows")
         if state.probes.unconfirmed:
-            name, _ = state.probes.worst
-            return _Verdict(held, f"saturation:{name}", f"holding {held:.0f}/s: a probe jumped, once")
+            name = state.probes.unconfirmed
+            return _Verdict(held, f"saturation:{name}", f"holding {held:.0f}/s: {name} jumped, once")
         return None
 
     def _ease(self, seen: Signals) -> _Verdict | None:
@@ -395,6 +399,7 @@ class Law:
             return _Verdict(
                 before, "recovering", f"holding {before:.0f}/s: only {seen.started_per_s:.0f}/s started"
             )
+        state.moved_by, state.level_per_s = "", 0.0  # what is known of the last incident ends with the demand
         demand = max(seen.started_per_s, state.started_per_s)
         kept = max(self.settings.start_per_s, _SPARE * demand, seen.arrivals_peak_per_s)
         decayed = before * math.exp(-seen.interval_s / _IDLE_S)
@@ -410,15 +415,27 @@ class Law:
         if state.outcomes.failed_ratio > _FAILED / 2 or state.outcomes.timed_out_ratio > _TIMED_OUT / 2:
             cause = "errors" if state.outcomes.failed_ratio > _FAILED / 2 else "timeouts"
             return _Verdict(before, cause, f"holding {before:.0f}/s: attempts still fail")
-        aim_by, aim = self._aim(seen)
-        most = self._step_most(before)
-        # Up to the start, or half the last good rate, no estimate is asked: those are known to be borne.
-        goal = most if most > 2 * before else aim if aim_by else _STEP_NEAR * before
-        allowed = max(before, min(goal, most), min(state.level_per_s, self.settings.ceiling_per_s))
+        if worst > self._target(seen):
+            return _Verdict(
+                before, f"saturation:{name}", f"holding {before:.0f}/s: {name} {worst:.2f}x its target"
+            )
+        allowed = max(before, self._goal(seen))
         if allowed > 2 * before:
             self._begin_settling("recovering", allowed, base_per_s=allowed)
         why = f"raising {before:.0f} -> {allowed:.0f}/s: {name or 'no probe'} {worst:.2f}x its target"
         return _Verdict(allowed, "recovering", why)
+
+    def _goal(self, seen: Signals) -> float:
+        """Return where to climb to: known rates at once, else the aim, as far as one raise may go."""
+        state, before = self._state, self._state.allowance_per_s
+        _, aim = self._aim(seen)
+        most = self._step_most(before)
+        if most > 2 * before:  # the start, or half the last good rate
+            return most
+        level = 0.0 if self._calm else state.level_per_s
+        if not state.probes.by_name:
+            aim = _STEP_NEAR * before
+        return max(level, min(aim, most))
 
     # --- quantities
 
@@ -499,7 +516,7 @@ class Law:
             return _Verdict(floor, "floor", f"floor {floor:g}/s; {verdict.why}")
         return verdict
 
-    def _learn(self, seen: Signals, verdict: _Verdict) -> None:
+    def _learn(self, seen: Signals, verdict: _Verdict, *, resumed: bool) -> None:
         state = self._state
         healthy = seen.missing is None and verdict.limited_by not in ("timeouts", "errors", "floor")
         if (
@@ -511,7 +528,9 @@ class Law:
             last = seen.started_per_s if state.good_per_s is None else state.good_per_s
             state.good_per_s = last + 0.3 * (seen.started_per_s - last)
             state.good_age_s = 0.0
-        state.previous_per_s, state.allowance_per_s = state.allowance_per_s, verdict.allowance_per_s
+        # Before a resumption nothing of ours was in force, so that no cut can be seen in it.
+        state.previous_per_s = 0.0 if resumed else state.allowance_per_s
+        state.allowance_per_s = verdict.allowance_per_s
         state.started_per_s, state.used = seen.started_per_s, self._used(seen)
 
     # --- words
