@@ -181,8 +181,9 @@ class Law:
         """
         law = cls(settings)
         try:
+            state = _State.of(snapshot["state"])
             if snapshot["settings"] == asdict(settings):
-                law._state = _State.of(snapshot["state"])
+                law._state = state
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the snapshot of a law: {error!r}") from error
         return law
