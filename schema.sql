@@ -1,4 +1,4 @@
--- The specification of the hold store: PostgreSQL 14 or newer, re-runnable, version 2.
+-- The specification of the hold store: PostgreSQL 14 or newer, re-runnable, version 3.
 --
 -- Applied by `expiry migrate` (one transaction, one advisory lock, so that many processes may
 -- try at once) or by `psql -1 -f schema.sql`. Names are unqualified: the objects live in the first
@@ -25,6 +25,15 @@ DO $$ BEGIN
         ALTER TABLE outbox ADD COLUMN epoch bigint NOT NULL DEFAULT 1;
         ALTER TABLE outbox ALTER COLUMN epoch DROP DEFAULT,
             DROP CONSTRAINT outbox_pkey, ADD PRIMARY KEY (tenant_id, epoch, xid, id);
+    END IF;
+    IF (SELECT max(version) FROM expiry_schema) <= 2 THEN
+        ALTER TABLE governor_bucket
+            ADD COLUMN IF NOT EXISTS spent bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS unmet bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS unmet_until bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS completed bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS timed_out bigint NOT NULL DEFAULT 0;
     END IF;
 END $$;
 -- Functions whose form has changed since version 1.
@@ -218,7 +227,13 @@ CREATE TABLE IF NOT EXISTS governor_bucket (
     epoch     bigint NOT NULL DEFAULT 0,                      -- highest that published
     until     bigint NOT NULL DEFAULT 0,                      -- us; the published allowance lapses
     cut_until bigint NOT NULL DEFAULT 0,                      -- us; the last cut holds
-    outcome   bigint NOT NULL DEFAULT 0                       -- of the last statement, for its RETURNING
+    outcome   bigint NOT NULL DEFAULT 0,                      -- of the last statement, for its RETURNING
+    spent       bigint NOT NULL DEFAULT 0,                    -- permits granted and charged, less those refunded
+    unmet       bigint NOT NULL DEFAULT 0,                    -- us with an unmet request of the first priority
+    unmet_until bigint NOT NULL DEFAULT 0,                    -- us; the last unmet request could be met
+    completed   bigint NOT NULL DEFAULT 0,                    -- how the fleet's attempts ended
+    failed      bigint NOT NULL DEFAULT 0,
+    timed_out   bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 
 -- Callers of the HTTP API. The key itself is shown once and never stored.
@@ -1154,4 +1169,4 @@ BEGIN
     RETURN v_gone;
 END $$;
 
-INSERT INTO expiry_schema (version) VALUES (2) ON CONFLICT DO NOTHING;
+INSERT INTO expiry_schema (version) VALUES (3) ON CONFLICT DO NOTHING;

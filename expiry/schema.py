@@ -5,7 +5,7 @@ from pathlib import Path
 from expiry.errors import SetupError
 from expiry.holds import Conn
 
-VERSION = 2  # of schema.sql; raise both together
+VERSION = 3  # of schema.sql; raise both together
 
 _APPLY_LOCK = 1163415128  # advisory lock: one migration at a time
 

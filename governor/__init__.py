@@ -5,7 +5,17 @@ that the fleet shares, `bucket_library()` is the same bucket for a Lua script to
 `Limiter` is the door for any asyncio loop. `Law` decides the allowance from one `Reading` an interval.
 """
 
-from governor.bucket import Bucket, BucketState, BucketUnavailable, Cut, Grant, LocalBucket, Published
+from governor.bucket import (
+    Attempts,
+    Bucket,
+    BucketState,
+    BucketUnavailable,
+    Cut,
+    Grant,
+    LocalBucket,
+    Priority,
+    Published,
+)
 from governor.bucket_postgres import GOVERNOR_BUCKET_DDL, PostgresBucket
 from governor.bucket_redis import RedisBucket, bucket_library
 from governor.law import Decision, Law, LawSettings
@@ -15,6 +25,7 @@ from governor.settings import GovernorSettings
 
 __all__ = [
     "GOVERNOR_BUCKET_DDL",
+    "Attempts",
     "Bucket",
     "BucketState",
     "BucketUnavailable",
@@ -27,6 +38,7 @@ __all__ = [
     "Limiter",
     "LocalBucket",
     "PostgresBucket",
+    "Priority",
     "Published",
     "Reading",
     "RedisBucket",

@@ -20,6 +20,8 @@ do
   local DEBT_US = 1000000           -- debt is at most 1 s of allowance, or one permit
   local STEP_BACK_US = 1000000      -- a clock further back than this has been set, not slewed
   local IDLE_US = 3600000000        -- more idle time than this counts as this: all is full by then
+  local UNMET_US = 250000           -- whoever is short comes back within this, or does not want any more
+  local UNMET_MAX = 1000000         -- permits; a longer want waits for UNMET_US all the same
 
   local function burst(rate)
     if rate == 0 then return 0 end  -- paused: nothing may pile up for the resume
@@ -51,22 +53,25 @@ do
   local function load(key, floor_per_s, now_us)
     now_us = tonumber(now_us) or bucket.now_us()
     local v = redis.call('HMGET', key,
-      'tokens', 'debt', 'micros', 'rate', 'floor', 'until', 'cut_until', 'epoch')
+      'tokens', 'debt', 'micros', 'rate', 'floor', 'until', 'cut_until', 'epoch', 'spent', 'unmet',
+      'unmet_until')
     local floor = math.floor(floor_per_s * 1000 + 0.5)
     local s = {
       tokens = tonumber(v[1]), debt = tonumber(v[2]), micros = tonumber(v[3]),
       rate = tonumber(v[4]), floor = tonumber(v[5]), lapse = tonumber(v[6]),
-      cut_until = tonumber(v[7]), epoch = tonumber(v[8]) or 0,
+      cut_until = tonumber(v[7]), epoch = tonumber(v[8]) or 0, spent = tonumber(v[9]) or 0,
+      unmet = tonumber(v[10]) or 0, unmet_until = tonumber(v[11]) or 0,
     }
     local whole = s.tokens and s.debt and s.rate and s.floor and s.lapse and s.cut_until
     if not whole or not s.micros or now_us < s.micros - STEP_BACK_US then
       -- New, lost, or its clock was set back: empty, at the floor, until somebody publishes again.
       return {
         tokens = 0, debt = 0, micros = now_us, rate = 0, floor = floor, lapse = 0, cut_until = 0,
-        epoch = s.epoch,
+        epoch = s.epoch, spent = 0, unmet = 0, unmet_until = 0,
       }
     end
     now_us = math.max(now_us, s.micros)
+    s.unmet = s.unmet + math.max(0, math.min(now_us, s.unmet_until) - s.micros)
     local split = math.min(math.max(s.lapse, s.micros), now_us)
     flow(s, split - s.micros, s.rate)
     flow(s, now_us - split, s.floor)
@@ -77,7 +82,8 @@ do
 
   local function save(key, s)
     redis.call('HSET', key, 'tokens', s.tokens, 'debt', s.debt, 'micros', s.micros, 'rate', s.rate,
-      'floor', s.floor, 'until', s.lapse, 'cut_until', s.cut_until, 'epoch', s.epoch)
+      'floor', s.floor, 'until', s.lapse, 'cut_until', s.cut_until, 'epoch', s.epoch,
+      'spent', s.spent, 'unmet', s.unmet, 'unmet_until', s.unmet_until)
   end
 
   -- µs until a whole permit is there. Tokens grow by max(t x rate - debt, t x min(rate, floor))
@@ -107,18 +113,36 @@ do
     return time[1] * 1000000 + time[2]
   end
 
-  -- outcome: permits granted, 0..want.
-  function bucket.take(key, want, floor_per_s, now_us)
+  -- outcome: permits granted, 0..want. priority 0 is the first; 1..3 leave so many quarters of the
+  -- burst, and get nothing while a request of the first is unmet.
+  function bucket.take_at(key, want, priority, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
-    local granted = math.max(0, math.min(math.floor(want), math.floor(s.tokens / PERMIT)))
-    s.tokens = s.tokens - granted * PERMIT
+    local rate = bucket.in_force(s)
+    local spared = math.floor(math.max(0, burst(rate) - PERMIT) * priority / 4)
+    local there = math.floor(math.max(0, s.tokens - spared) / PERMIT)
+    local granted = math.max(0, math.min(math.floor(want), there))
+    if priority > 0 and s.micros < s.unmet_until then granted = 0 end
+    if granted < want and priority == 0 then
+      local wait = UNMET_US
+      if rate > 0 then
+        wait = math.min(UNMET_US, math.ceil(math.min(want - granted, UNMET_MAX) * PERMIT / rate))
+      end
+      s.unmet_until = math.max(s.unmet_until, s.micros + wait)
+    end
+    s.tokens, s.spent = s.tokens - granted * PERMIT, s.spent + granted
     return finish(key, s, granted)
+  end
+
+  -- The same for the first priority: what a claim script calls.
+  function bucket.take(key, want, floor_per_s, now_us)
+    return bucket.take_at(key, tonumber(want), 0, floor_per_s, now_us)
   end
 
   -- Gives back n permits that were granted and not used; what exceeds the burst is lost.
   function bucket.refund(key, n, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
-    s.tokens = s.tokens + math.max(0, math.floor(n)) * PERMIT
+    n = math.max(0, math.floor(n))
+    s.tokens, s.spent = s.tokens + n * PERMIT, s.spent - n
     return finish(key, s, 0)
   end
 
@@ -126,18 +150,19 @@ do
   -- the rest becomes debt, or steady charges would starve take.
   function bucket.charge(key, n, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
-    local owed = math.max(0, math.floor(n)) * PERMIT
+    n = math.max(0, math.floor(n))
+    local owed = n * PERMIT
     local spared = burst(math.min(bucket.in_force(s), s.floor))
     local paid = math.min(owed, math.max(0, s.tokens - spared))
-    s.tokens, s.debt = s.tokens - paid, s.debt + owed - paid
+    s.tokens, s.debt, s.spent = s.tokens - paid, s.debt + owed - paid, s.spent + n
     return finish(key, s, 0)
   end
 
-  -- outcome: 1 accepted, 0 refused (it has seen a higher epoch). Within the dead time of a cut the
-  -- allowance may fall, not rise: it was decided without knowing of the cut.
-  function bucket.publish(key, allowance_milli_per_s, ttl_us, epoch, floor_per_s, now_us)
+  -- outcome: 1 accepted, 0 refused (it has seen a higher epoch, or it is later than by_us; 0 = never).
+  -- Within the dead time of a cut the allowance may fall, not rise: it was decided without knowing of it.
+  function bucket.publish(key, allowance_milli_per_s, ttl_us, epoch, by_us, floor_per_s, now_us)
     local s = load(key, floor_per_s, now_us)
-    if epoch < s.epoch then return finish(key, s, 0) end
+    if epoch < s.epoch or (by_us > 0 and s.micros > by_us) then return finish(key, s, 0) end
     local cap = s.micros < s.cut_until and math.max(s.rate, s.floor) or allowance_milli_per_s
     s.rate, s.lapse, s.epoch = math.min(allowance_milli_per_s, cap), s.micros + ttl_us, epoch
     return finish(key, s, 1)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redis.asyncio import Redis
+    from redis.commands.core import AsyncScript
 
 
 def bucket_library() -> str:
@@ -32,7 +33,16 @@ class RedisBucket(Form):
 local args = {}
 for i = 2, #ARGV do args[i - 1] = tonumber(ARGV[i]) end
 local outcome, _, s = bucket[ARGV[1]](KEYS[1], unpack(args))
-return {outcome, s.tokens, s.debt, s.micros, s.rate, s.floor, s.epoch, s.lapse, s.cut_until}
+return {outcome, s.tokens, s.debt, s.micros, s.rate, s.floor, s.epoch, s.lapse, s.cut_until,
+  s.spent, s.unmet, s.unmet_until}
+"""
+    # Beside the bucket in its hash: lost and found with it.
+    _COUNT = """
+return {
+  redis.call('HINCRBY', KEYS[1], 'completed', ARGV[1]),
+  redis.call('HINCRBY', KEYS[1], 'failed', ARGV[2]),
+  redis.call('HINCRBY', KEYS[1], 'timed_out', ARGV[3]),
+}
 """
 
     def __init__(
@@ -47,16 +57,25 @@ return {outcome, s.tokens, s.debt, s.micros, s.rate, s.floor, s.epoch, s.lapse, 
         """Use `key` of `client`; `clock_us` replaces the server's clock (tests, simulation)."""
         super().__init__(floor_per_s)
         self._script = client.register_script(bucket_library() + self._BODY)
+        self._totals = client.register_script(self._COUNT)
         self._key = key
         self._timeout_s = timeout_s
         self._clock_us = clock_us
 
     async def _call(self, operation: str, *args: int) -> tuple[int, BucketState]:
         now_us = () if self._clock_us is None else (self._clock_us(),)
-        argv = [operation, *args, self._floor / 1000, *now_us]
+        argv: list[str | float] = [operation, *args, self._floor / 1000, *now_us]
+        outcome, *fields = await self._run(self._script, argv)
+        return outcome, BucketState.of(fields)
+
+    async def _count(self, completed: int, failed: int, timed_out: int) -> tuple[int, int, int]:
+        first, second, third = await self._run(self._totals, [completed, failed, timed_out])
+        return first, second, third
+
+    async def _run(self, script: AsyncScript, argv: list[str | float]) -> list[int]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                outcome, *fields = await self._script(keys=[self._key], args=argv)
+                answer: list[int] = await script(keys=[self._key], args=argv)
         except (RedisError, OSError, TimeoutError) as error:
             raise BucketUnavailable from error
-        return outcome, BucketState.of(fields)
+        return answer

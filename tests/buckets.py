@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from governor import Bucket
+from governor import Bucket, Priority
 
 FLOOR_PER_S = 5.0
 CEILING_PER_S = 400.0
@@ -46,8 +46,9 @@ class Step:
 
     async def on(self, bucket: Bucket) -> object:
         """Do this step, and return what the bucket said."""
-        if self.operation in {"take", "refund", "charge"}:
-            return await getattr(bucket, self.operation)(self.args["n"])
+        args = dict(self.args)
+        if "n" in args:
+            return await getattr(bucket, self.operation)(args.pop("n"), **args)
         return await getattr(bucket, self.operation)(**self.args)
 
 
@@ -62,13 +63,14 @@ def _step(operation: str, **args: st.SearchStrategy[Any]) -> st.SearchStrategy[S
 
 
 COUNTS = st.integers(0, 3 * BURST)
-TAKES = _step("take", n=COUNTS)
+TAKES = _step("take", n=COUNTS, priority=st.sampled_from([Priority.EXPIRE, *Priority]))
 CUTS = _step("cut", factor=st.floats(0, 1), dead_time_s=st.sampled_from([0.0, 0.5, 3.0]))
 PUBLISHES = _step(
     "publish",
     allowance_per_s=st.one_of(st.sampled_from([0.0, 3.0, 400.0]), st.floats(0, CEILING_PER_S)),
     ttl_s=st.sampled_from([0.0, 0.2, 6.0, 86_400.0]),
     epoch=st.integers(0, 3),
+    by_us=st.sampled_from([0, 1, 2**50]),
 )
 STEPS = st.lists(
     st.one_of(TAKES, TAKES, PUBLISHES, CUTS, _step("refund", n=COUNTS), _step("charge", n=COUNTS)),

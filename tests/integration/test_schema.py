@@ -97,7 +97,7 @@ async def test_every_statement_fits_the_schema(conn: Conn) -> None:
         except asyncpg.PostgresError as error:
             wrong[name] = str(error)
     assert wrong == {}
-    for known in ("expiry.holds.PLACE", "PostgresBucket.TAKE", "check counters"):
+    for known in ("expiry.holds.PLACE", "PostgresBucket.TAKE_AT", "check counters"):
         assert any(name.endswith(known) for name in found)
     assert len(found) > 50
 
