@@ -236,6 +236,60 @@ CREATE TABLE IF NOT EXISTS governor_bucket (
     timed_out   bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 
+-- Who decides the allowance, one row per fleet; rewritten every interval.
+CREATE TABLE IF NOT EXISTS governor_lease (
+    name       text        PRIMARY KEY,
+    -- who leads, or led last
+    holder     text        NOT NULL,
+    -- grows with every change of leader: buckets refuse a lower one
+    epoch      bigint      NOT NULL,
+    -- others may lead after this
+    until      timestamptz NOT NULL,
+    -- bucket that has the allowance: redis or postgres
+    home       text        NOT NULL,
+    -- what was published there counts no longer than this
+    home_until timestamptz NOT NULL,
+    -- of the leader's settings: whoever has others says so
+    settings_hash text     NOT NULL DEFAULT ''
+) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
+
+-- What operators ordered and is in force, by fleet and kind (pause, override).
+CREATE TABLE IF NOT EXISTS governor_orders (
+    name          text             NOT NULL,
+    kind          text             NOT NULL CHECK (kind IN ('pause', 'override')),
+    -- of an override, permits/s; lowers the ceiling, never raises it
+    ceiling_per_s double precision CHECK ((ceiling_per_s IS NULL) = (kind = 'pause') AND ceiling_per_s > 0),
+    reason        text             NOT NULL,
+    ordered_by    text             NOT NULL,
+    ordered_at    timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    -- it ends by itself; null: when somebody ends it
+    ends_at       timestamptz,
+    PRIMARY KEY (name, kind)
+);
+
+-- Decisions of the controller, a row each interval, oldest ones deleted.
+CREATE TABLE IF NOT EXISTS governor_journal (
+    id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text        NOT NULL,
+    decided_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    holder        text        NOT NULL,
+    epoch         bigint      NOT NULL,
+    -- enforce or observe
+    mode          text        NOT NULL,
+    -- of the law's settings: other settings have another history
+    settings_hash text        NOT NULL,
+    -- what the law was told, what it remembered before, what it decided: as text, to keep every digit
+    reading       json        NOT NULL,
+    snapshot      json        NOT NULL,
+    decision      json        NOT NULL,
+    -- a candidate's decision on the same reading, never enforced; null without one
+    shadow        json,
+    -- orders of operators in force
+    orders        json        NOT NULL,
+    -- probe -> value as measured, where it tells, and what is the matter with probes
+    notes         json        NOT NULL
+);
+
 -- Callers of the HTTP API. The key itself is shown once and never stored.
 CREATE TABLE IF NOT EXISTS api_keys (
     id            text PRIMARY KEY,                 -- the public part of the key

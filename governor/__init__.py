@@ -18,17 +18,28 @@ from governor.bucket import (
 )
 from governor.bucket_postgres import GOVERNOR_BUCKET_DDL, PostgresBucket
 from governor.bucket_redis import RedisBucket, bucket_library
+from governor.controller import Controller
+from governor.journal import GOVERNOR_JOURNAL_DDL
 from governor.law import Decision, Law, LawSettings
+from governor.lease import GOVERNOR_LEASE_DDL
 from governor.limiter import Limiter
+from governor.orders import GOVERNOR_ORDERS_DDL
+from governor.outcomes import Outcomes
 from governor.reading import Reading
+from governor.readings import Backlog
 from governor.settings import GovernorSettings
 
 __all__ = [
     "GOVERNOR_BUCKET_DDL",
+    "GOVERNOR_JOURNAL_DDL",
+    "GOVERNOR_LEASE_DDL",
+    "GOVERNOR_ORDERS_DDL",
     "Attempts",
+    "Backlog",
     "Bucket",
     "BucketState",
     "BucketUnavailable",
+    "Controller",
     "Cut",
     "Decision",
     "GovernorSettings",
@@ -37,6 +48,7 @@ __all__ = [
     "LawSettings",
     "Limiter",
     "LocalBucket",
+    "Outcomes",
     "PostgresBucket",
     "Priority",
     "Published",

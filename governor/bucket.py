@@ -87,6 +87,7 @@ class Published:
     accepted: bool
     epoch: int
     allowance_per_s: float
+    micros: int  # when, on the bucket's clock, µs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +174,13 @@ class Bucket(Protocol):
         the database has already carried.
         """
 
-    async def publish(
-        self, *, allowance_per_s: float, ttl_s: float, epoch: int, by_us: int = 0
-    ) -> Published:
+    async def publish(self, *, allowance_per_s: float, ttl_s: float, epoch: int, by_us: int = 0) -> Published:
         """Set the allowance (0 = paused) for ttl_s; after that the floor counts.
 
         Refused if the bucket has seen a higher epoch, or if its clock is past by_us (0 = never): a leader
-        that was paused between deciding and publishing comes too late, whoever leads by then. Within the dead time of a cut it may lower, not
-        raise: it was decided without knowing of the cut. Epoch 0 is for a fixed allowance, which any
+        that was paused between deciding and publishing comes too late, whoever leads by then. Within the
+        dead time of a cut it may lower, not raise: it was decided without knowing of the cut. Epoch 0 is
+        for a fixed allowance, which any
         controller (epochs from 1) overrules.
         """
 
@@ -261,9 +261,7 @@ def _charge(state: BucketState, n: int) -> tuple[int, BucketState]:
     return 0, replace(state, tokens=state.tokens - paid, debt=debt, spent=state.spent + n)
 
 
-def _publish(
-    state: BucketState, rate: int, ttl_us: int, epoch: int, by_us: int
-) -> tuple[int, BucketState]:
+def _publish(state: BucketState, rate: int, ttl_us: int, epoch: int, by_us: int) -> tuple[int, BucketState]:
     if epoch < state.epoch or (by_us and state.micros > by_us):
         return 0, state
     cap = max(state.rate, state.floor) if state.micros < state.cut_until else rate
@@ -308,15 +306,18 @@ class Form:
         """Book n transitions that asked for no permit."""
         await self._call("charge", _whole("n", n, _COUNT_MAX))
 
-    async def publish(
-        self, *, allowance_per_s: float, ttl_s: float, epoch: int, by_us: int = 0
-    ) -> Published:
+    async def publish(self, *, allowance_per_s: float, ttl_s: float, epoch: int, by_us: int = 0) -> Published:
         """Set the allowance for ttl_s, unless the bucket has seen a higher epoch or it is past by_us."""
         rate = _whole("allowance_per_s", allowance_per_s, RATE_PER_S_MAX, scale=1000)
         ttl_us = _whole("ttl_s", ttl_s, _SPAN_S_MAX, scale=1_000_000)
         fence = (_whole("epoch", epoch, _EPOCH_MAX), _whole("by_us", by_us, _EPOCH_MAX))
         accepted, state = await self._call("publish", rate, ttl_us, *fence)
-        return Published(accepted=bool(accepted), epoch=state.epoch, allowance_per_s=state.allowance_per_s)
+        return Published(
+            accepted=bool(accepted),
+            epoch=state.epoch,
+            allowance_per_s=state.allowance_per_s,
+            micros=state.micros,
+        )
 
     async def cut(self, *, factor: float, dead_time_s: float) -> Cut:
         """Lower the allowance, once per dead time."""
