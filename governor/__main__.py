@@ -1,7 +1,8 @@
-"""The command `governor`: the simulation bench."""
+"""The command `governor`: the simulation bench, and journals of what happened."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -10,16 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from governor import replay
+from governor.commands import export
 from governor.simulate import bench, report
 from governor.simulate.drills import DRILLS
 from governor.simulate.scenarios import Scenario, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A limiter for a whole fleet.")
-
-
-@app.callback()
-def _governor() -> None:
-    """Keep `simulate` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -61,6 +59,52 @@ def simulate(
     else:
         console.print(report.table(results))
     _draw(console, results, chosen, noise=noise, plot=plot)
+
+
+@app.command("replay")
+def replay_command(
+    journal: Annotated[Path, typer.Argument(help="Lines of JSON, as `governor export` writes them.")],
+    *,
+    law: Annotated[str | None, typer.Option(help="A candidate: module:Class.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="A candidate: a setting of the law, name=value; repeat.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Allowances this close (share) agree; 0: all must.")
+    ] = 0.0,
+) -> None:
+    """Run an incident again; print where decisions differ, and exit with 1 if any does (2: no journal).
+
+    Without a candidate each decision is repeated from the state that was kept with it: none may differ.
+    """
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    try:
+        with journal.open(encoding="utf-8") as lines:
+            entries = list(replay.read_lines(lines))
+        changes = ",".join(change) if change else None
+        found = list(
+            replay.rerun(entries, law=law, changes=changes, tolerance=tolerance)
+            if law or changes
+            else replay.repeat(entries)
+        )
+    except (OSError, ValueError) as error:
+        Console(stderr=True).print(f"governor: {error}", highlight=False, markup=False)
+        raise typer.Exit(2) from None
+    for difference in found:
+        console.print(str(difference), highlight=False, markup=False)
+    console.print(f"{len(entries)} decisions, {len(found)} differ", highlight=False)
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command("export")
+def export_command(
+    database_url: Annotated[str, typer.Option(envvar="GOVERNOR_DATABASE_URL", help="PostgreSQL.")],
+    *,
+    name: Annotated[str, typer.Option(help="Of the fleet.")] = "expiry",
+    limit: Annotated[int, typer.Option(min=1, help="Newest decisions, at most so many.")] = 10_000,
+) -> None:
+    """Write the journal to standard output, oldest decision first, one line of JSON each."""
+    asyncio.run(export(database_url, name=name, limit=limit, write=sys.stdout.write))
 
 
 def _laws(asked: list[str] | None) -> list[str]:

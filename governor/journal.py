@@ -175,6 +175,19 @@ async def page(conn: Connection, name: str, *, after: int, limit: int) -> list[E
     return [_entry(row) for row in await conn.fetch(PAGE, name, after, limit)]
 
 
+# Index: the primary key, from the newest.
+POSITION = """
+SELECT coalesce(min(j.id) - 1, 0) FROM (
+    SELECT id FROM governor_journal WHERE name = $1 ORDER BY id DESC LIMIT $2) j
+"""
+
+
+async def position(conn: Connection, name: str, *, back: int) -> int:
+    """Return after which id the newest `back` decisions are."""
+    found: int = await conn.fetchval(POSITION, name, back)
+    return found
+
+
 LAST = f"""
 SELECT {_ENTRY}, extract(epoch FROM clock_timestamp() - decided_at)::double precision AS age_s
   FROM governor_journal WHERE name = $1 ORDER BY id DESC LIMIT 1

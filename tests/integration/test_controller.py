@@ -240,7 +240,8 @@ async def test_the_journal_is_capped(fleet: Fleet) -> None:
     one = fleet.controller("one", settings=SETTINGS.model_copy(update={"journal_rows_max": 10}))
     await decided(one)
     await fleet.pool.execute(
-        "INSERT INTO governor_journal (name, holder, epoch, mode, settings_hash, reading, snapshot, decision, orders, notes)"
+        "INSERT INTO governor_journal"
+        " (name, holder, epoch, mode, settings_hash, reading, snapshot, decision, orders, notes)"
         " SELECT name, holder, epoch, mode, settings_hash, reading, snapshot, decision, orders, notes"
         " FROM governor_journal, generate_series(1, 1500)"
     )
