@@ -9,14 +9,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class ProbeSettings(BaseSettings):
-    """A target for each probe: the value that counts as saturation 1.0. Unset = that probe is off.
+    """A target for each probe: the value that counts as saturation 1.0; `off` turns the probe off.
 
     `governor calibrate` proposes targets from ordinary traffic.
     Raises: pydantic.ValidationError, naming the field and its range, without the secrets.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="GOVERNOR_", extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix="GOVERNOR_",
+        env_parse_none_str="off",
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     active_backends_target: float | None = Field(
@@ -90,7 +94,7 @@ class ProbeSettings(BaseSettings):
         gt=0,
         le=86_400,
         description="Replay lag of the slowest streaming replica, s: reads from it are as old, and a "
-        "failover takes as long. 0 is read without replicas.",
+        "failover takes as long. 0 is read without replicas; off where one lags on purpose.",
     )
     custom_sql: str | None = Field(
         default=None,
@@ -132,7 +136,7 @@ class ProbeSettings(BaseSettings):
     )
     probe_timeout_s: float = Field(
         default=1.0,
-        ge=0.05,
+        ge=0.2,
         le=30,
         description="Longest wait for one probe, connect included, s, below the interval: a database that "
         "needs longer for this is read as above its target.",

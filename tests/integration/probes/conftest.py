@@ -98,7 +98,7 @@ async def start_probes(
             url: str | None = None,
             **settings: Any,  # noqa: ANN401 - as ProbeSettings takes them
         ) -> Probes:
-            chosen = ProbeSettings(**{"probe_timeout_s": interval_s / 2, **settings})
+            chosen = ProbeSettings(**{"probe_timeout_s": 0.25, **settings})
             probes = build(chosen, database_url=url or server.url(role), interval_s=interval_s)
             return await stack.enter_async_context(probes)
 

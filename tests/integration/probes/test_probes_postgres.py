@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
 
+from governor.calibrate import calibrate, register, show
 from governor.probes import OVERLOADED, GrantMissingError, Probes
 from governor.probes.canary import Canary, CommitLatency
 from governor.probes.link import Conn
+from governor.probes.statistics import Statistics, connections, lock_waiters
 from tests.helpers import eventually
 from tests.postgres import Postgres
 from tests.probing import paced
@@ -360,6 +366,46 @@ async def test_reading_costs_little_database_time(start_probes: Start, shop: Sho
                     break
             each_s = (cpu_s(pid) - before_s) / reads
     assert each_s < 0.005
+
+
+async def test_the_example_runs(server: Postgres, admin: Conn, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python of docs/probes.md, as it stands."""
+    page = (Path(__file__).parents[3] / "docs" / "probes.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], namespace)  # noqa: S102 - ours
+    assert await admin.fetchval("SELECT 1")
+    await namespace["main"](server.url("probe"))
+    assert "'pool_wait': 0.0" in capsys.readouterr().out
+
+
+async def test_calibrate_sees_real_traffic(
+    server: Postgres, admin: Conn, shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eleven seconds of a busy session: a target for what it did, none for what it did not do."""
+    conn = await shop()
+    assert await admin.fetchval("SELECT 1")
+    source = Statistics(server.url("probe"), timeout_s=2)
+    made = [make(target=1, ttl_s=1, source=source) for make in (connections, lock_waiters)]
+    probes = Probes(made, interval_s=0.1)
+    async with at_work(lambda: conn.execute("SELECT FROM stock, pg_sleep(0.01)")), probes:
+        found = {each.probe: each for each in await calibrate(probes, 11)}
+    assert found["lock_waiters"].proposed is None
+    connected = found["connections"]
+    assert connected.proposed == pytest.approx(connected.p99 * 1.5, rel=0.1)
+    show(list(found.values()), probes.alerts, Console(width=120))
+    assert "GOVERNOR_CONNECTIONS_TARGET=" in capsys.readouterr().out
+
+
+async def test_the_command_tells_the_grant(server: Postgres, admin: Conn) -> None:
+    """`governor calibrate` in a role that sees nothing ends with the statement that helps."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    assert await admin.fetchval("SELECT 1")
+    words = ["calibrate", "--database-url", server.url("blind"), "--duration-s", "1"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert result.exit_code == 1
+    assert "GRANT pg_read_all_stats TO blind;" in result.output
 
 
 def cpu_s(pid: int) -> float:
