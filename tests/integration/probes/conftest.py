@@ -34,7 +34,7 @@ GRANT ALL ON stock TO shop;
 
 END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'"
 
-INTERVAL_S = 0.3
+INTERVAL_S = 0.4
 
 
 def _bin_dir(which: str) -> Path:
@@ -98,7 +98,7 @@ async def start_probes(
             url: str | None = None,
             **settings: Any,  # noqa: ANN401 - as ProbeSettings takes them
         ) -> Probes:
-            chosen = ProbeSettings(**{"probe_timeout_s": 0.25, **settings})
+            chosen = ProbeSettings(**{"probe_timeout_s": 0.8 * interval_s, **settings})
             probes = build(chosen, database_url=url or server.url(role), interval_s=interval_s)
             return await stack.enter_async_context(probes)
 
