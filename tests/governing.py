@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +14,16 @@ from typing import Any, TypeAlias
 import asyncpg
 from redis.asyncio import Redis
 
-from governor import Backlog, Bucket, Controller, Decision, GovernorSettings, PostgresBucket, RedisBucket
+from governor import (
+    Backlog,
+    Bucket,
+    BucketUnavailable,
+    Controller,
+    Decision,
+    GovernorSettings,
+    PostgresBucket,
+    RedisBucket,
+)
 from governor.journal import Entry, tail
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -140,3 +152,54 @@ class Broken:
     def step(self, _reading: object) -> Decision:
         """Raise."""
         raise ArithmeticError
+
+
+@dataclass
+class Takers:
+    """Workers that take whatever permits there are, from the first bucket that answers, and note when."""
+
+    primary: Bucket | None
+    row: Bucket
+    grants: list[tuple[float, float, int]] = field(default_factory=list)  # asked, answered, how many
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take until told to stop."""
+        while not stop.is_set():
+            for bucket in (each for each in (self.primary, self.row) if each is not None):
+                asked_s = time.monotonic()
+                with contextlib.suppress(BucketUnavailable):
+                    granted = (await bucket.take(10_000)).granted
+                    if granted:
+                        self.grants.append((asked_s, time.monotonic(), granted))
+            await asyncio.sleep(0.002)
+
+    def worst(self, *, rate_per_s: float, burst: float) -> float:
+        """Return by how many permits the worst window of all is over rate x window + burst; below 0 = under."""
+        over, begun = -burst, -math.inf  # of the window that ends here and is the worst so far
+        previous_s = None
+        for asked_s, answered_s, granted in self.grants:
+            # Kadane's sum: permits less what the time since the last grant allows. From the moment the
+            # first was asked for to the one the last was answered, so that no window is cut short.
+            if previous_s is not None:
+                begun -= rate_per_s * (answered_s - previous_s)
+            begun = max(begun + granted, granted - rate_per_s * (answered_s - asked_s))
+            previous_s = answered_s
+            over = max(over, begun - burst)
+        return over
+
+
+@asynccontextmanager
+async def taking(fleet: Fleet) -> AsyncIterator[Takers]:
+    """Run workers that are never satisfied, and check P9 over every window in the end."""
+    takers = Takers(None if fleet.redis is None else fleet.primary(), fleet.row())
+    stop = asyncio.Event()
+    task = asyncio.create_task(takers.run(stop))
+    try:
+        yield takers
+    finally:
+        stop.set()
+        await task
+    ceiling, floor = SETTINGS.ceiling_per_s, SETTINGS.floor_per_s
+    burst = 0.25 * (ceiling + floor)  # both buckets are full at most
+    assert takers.worst(rate_per_s=ceiling + floor, burst=burst) <= 0
+    assert sum(granted for _, _, granted in takers.grants) > 0
