@@ -224,8 +224,6 @@ class Law:
             state.bad_per_s = None
         if state.good_age_s > _GOOD_S:
             state.good_per_s = None
-        if gap and elapsed_s > _GOOD_S:
-            state.history = False
         return seen.resumed or gap or state.resumes
 
     def _forget_signals(self) -> None:

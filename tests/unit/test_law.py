@@ -146,6 +146,35 @@ def test_a_workers_fast_cut_counts(busy: Fleet) -> None:
     assert decision.limited_by == "timeouts"
 
 
+def test_queues_are_worked_off_at_once_and_the_rate_comes_back_to_a_quarter(busy: Fleet) -> None:
+    """Forty times the target goes down to a fiftieth; healthy again, a quarter is there at once."""
+    busy.steps(8, 0.5)
+    before = busy.allowance
+    busy.steps(2, 40.0)
+    assert busy.allowance < 0.05 * before
+    busy.step(20.0)
+    assert max(busy.steps(3, 0.5)) >= 0.24 * before
+
+
+def test_the_quarter_is_forgotten_with_the_episode(busy: Fleet) -> None:
+    """After half a minute above the target the old rate says nothing: no raise by more than the start or twice."""
+    busy.steps(8, 0.5)
+    busy.steps(2, 40.0)
+    busy.step(20.0)
+    busy.steps(15, 1.1)
+    before = busy.allowance
+    assert max(busy.steps(2, 0.5)) <= max(SETTINGS.start_per_s, 2 * before)
+
+
+def test_one_success_after_five_failures_does_not_raise() -> None:
+    """At one attempt an interval the last ones count together."""
+    fleet = Fleet()
+    fleet.step()
+    fleet.steps(5, 0.4, completed=0, failed=1)
+    before = fleet.allowance
+    assert fleet.step(0.4, completed=1, failed=0).allowance_per_s <= before
+
+
 # --- holding and climbing
 
 
@@ -214,7 +243,9 @@ def test_memory_becoming_a_prison() -> None:
     fleet.steps(7, 0.5)
     incident = fleet.allowance
     fleet.steps(3, 3.0)
-    assert max(fleet.steps(30, 0.5)) > 1.5 * incident
+    assert max(fleet.steps(12, 0.5)) > 1.5 * incident
+    fleet.idle(160)
+    assert fleet.law.snapshot()["state"]["bad_per_s"] is None
 
 
 def test_baseline_drift(busy: Fleet) -> None:
@@ -338,6 +369,12 @@ def test_never_recovering_after_a_missing_metric(busy: Fleet) -> None:
     assert max(busy.steps(20, 0.5)) > before
 
 
+def test_no_start_above_the_target(busy: Fleet) -> None:
+    """Back from an outage of the signals onto a sick database: the floor, however long anyone waits."""
+    busy.steps(5, None)
+    assert busy.steps(10, 1.1) == [SETTINGS.floor_per_s] * 10
+
+
 def test_a_flapping_metric_never_raises(busy: Fleet) -> None:
     """Every other reading complete is not enough."""
     before = busy.allowance
@@ -403,6 +440,21 @@ def test_resume_at_half_the_last_good_rate(busy: Fleet) -> None:
     assert busy.step(0.5).allowance_per_s >= first
 
 
+def test_a_resumption_is_no_workers_cut(busy: Fleet) -> None:
+    """Before it nothing was published: a low rate in force then is not taken for a cut."""
+    first = busy.step(0.5, resumed=True, allowance_per_s=5.0).allowance_per_s
+    assert busy.step(0.5, allowance_per_s=0.6 * first, started=first).allowance_per_s >= first
+
+
+def test_safe_is_not_what_was_good_an_hour_ago(busy: Fleet) -> None:
+    """The last good rate ages."""
+    busy.idle(100)
+    assert busy.last is not None
+    assert busy.last.safe_per_s > 2 * SETTINGS.start_per_s
+    busy.idle(1900)
+    assert busy.last.safe_per_s == SETTINGS.start_per_s
+
+
 def test_a_leader_that_slept_resumes(busy: Fleet) -> None:
     """A gap in the readings counts like a restart, whatever the leader thinks of itself."""
     before = busy.allowance
@@ -432,7 +484,7 @@ def test_pause_is_zero_and_the_only_zero(busy: Fleet) -> None:
     before = busy.allowance
     decision = busy.step(0.5, paused=True)
     assert (decision.allowance_per_s, decision.limited_by) == (0.0, "paused")
-    after = busy.step(0.5, started=0).allowance_per_s
+    after = busy.step(0.5, started=0, allowance_per_s=None).allowance_per_s
     assert 0 < after <= 0.51 * before
 
 
@@ -449,7 +501,7 @@ def test_override_only_lowers_and_ends_by_itself(busy: Fleet) -> None:
 
 def test_throttled_mistaken_for_stuck(busy: Fleet) -> None:
     """No permit there is a throttle; a permit taken and nothing completed is stuck."""
-    throttled = [busy.step(None, started=0, completed=0) for _ in range(20)]
+    throttled = [busy.step(0.5, started=0, completed=0) for _ in range(20)]
     assert not any(each.stuck for each in throttled)
     fleet = Fleet()
     fleet.steps(3, 0.5)
@@ -472,6 +524,7 @@ def test_a_failing_dependency_teaches_nothing_about_the_rate(busy: Fleet) -> Non
     busy.steps(20, 0.4, completed=10, failed=90)
     assert busy.allowance == SETTINGS.floor_per_s
     assert max(busy.steps(4, 0.4)) >= 0.45 * before
+    assert busy.law.snapshot()["state"]["bad_per_s"] is None
 
 
 # --- bad data, snapshots, settings
