@@ -48,16 +48,22 @@ def simulate(
             console.print(f"{name}: {point} scores {score:.2f}")
         return
     chosen = _scenarios(scenario)
-    results = []
+    results: list[report.Result] = []
     for each in chosen:
-        for name in laws:
-            if bench.applies(each, name):
-                verdicts = bench.judge(each, name, seeds=seeds, noise=noise, processes=processes)
-                results.append(report.Result(scenario=each, law=name, verdicts=verdicts))
-    if markdown:
-        print(report.markdown(results))  # noqa: T201 - a command prints its result
-    else:
-        console.print(report.table(results))
+        found = [
+            report.Result(
+                scenario=each,
+                law=name,
+                verdicts=bench.judge(each, name, seeds=seeds, noise=noise, processes=processes),
+            )
+            for name in laws
+            if bench.applies(each, name)
+        ]
+        if markdown and found:
+            print(report.markdown(found, heading=not results), flush=True)  # noqa: T201 - the result
+        elif found:
+            console.print(report.table(found))
+        results += found
     _draw(console, results, chosen, noise=noise, plot=plot)
 
 

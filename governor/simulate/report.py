@@ -50,9 +50,10 @@ def table(results: Sequence[Result]) -> Table:
     return found
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """Return the same as a table of Markdown."""
+def markdown(results: Sequence[Result], *, heading: bool = True) -> str:
+    """Return the same as rows of a Markdown table."""
     lines = ["| # | scenario | law | figure | band | worst | median | |", "|---|---|---|---|---|---|---|---|"]
+    lines = lines if heading else []
     for result in results:
         for each in result.verdicts:
             holds = "" if each.band is None else "ok" if each.holds else "**missed**"
