@@ -161,9 +161,8 @@ def _frontier_panel(points: Sequence[_Point], x: float, y: float, width: float, 
         parts.append(
             f'<circle cx="{across:.1f}" cy="{up:.1f}" r="{6 if point.law == OURS else 4}" fill="{colour}"/>'
         )
-        parts.append(
-            _text(min(across + 7, x + width - 60), up + 4 - 10 * (index % 2), point.law, colour=colour)
-        )
+        words = f"{point.law} {point.drain:.2f}, {point.p99:.2f}"
+        parts.append(_text(x + width - 130, y + 30 + 13 * index, words, colour=colour))
     return "".join(parts)
 
 
