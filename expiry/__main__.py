@@ -21,11 +21,13 @@ from rich.console import Console
 from expiry import deadletters as letters
 from expiry import dev, doctor, errors, keys, loops, replay, schema, shop
 from expiry.holds import Conn
+from expiry.permits import FLEET
 from expiry.service import Service, connect_database
 from expiry.settings import Settings
 from expiry.telemetry import mask, set_up_logging
 from expiry.wakeups import connect_redis
-from governor import GovernorSettings
+from governor import GovernorSettings, explain, orders
+from governor.commands import write_lines
 
 T = TypeVar("T")
 _KNOWN_NAMES = {f"EXPIRY_{name.upper()}" for name in Settings.model_fields} | {
@@ -45,7 +47,9 @@ keys_app = typer.Typer(help="Keys for the HTTP API.", no_args_is_help=True)
 letters_app = typer.Typer(
     help="Holds whose expiry failed for good: list, replay, discard.", no_args_is_help=True
 )
+governor_app = typer.Typer(help="How many transitions a second may start, and why.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
+app.add_typer(governor_app, name="governor")
 app.add_typer(letters_app, name="dead-letters")
 
 DatabaseUrl = Annotated[str | None, typer.Option(help="PostgreSQL to use instead of an embedded one.")]
@@ -142,14 +146,16 @@ def doctor_command(
 ) -> None:
     """Check every promise in the database; status 1 if broken."""
     with _explained():
-        settings = _settings()
+        settings, governor = _settings(), GovernorSettings()
         from_ = since and since.replace(tzinfo=UTC)
 
         async def examine(conn: Conn) -> list[doctor.Finding]:
             if not settings.queue_used:
-                return await doctor.examine(conn, since=from_, settings=settings)
+                return await doctor.examine(conn, since=from_, settings=settings, governor=governor)
             async with connect_redis(settings) as redis:
-                return await doctor.examine(conn, since=from_, settings=settings, redis=redis)
+                return await doctor.examine(
+                    conn, since=from_, settings=settings, redis=redis, governor=governor
+                )
 
         findings = _run(_with_database(settings, examine))
     if as_json:
@@ -209,6 +215,82 @@ def pause(loop: Loop, *, reason: Reason, by: By = "cli") -> None:
 def resume(loop: Loop, *, reason: Reason = "", by: By = "cli") -> None:
     """Let a paused loop go on."""
     _set_paused(loop, paused=False, by=by, reason=reason or None)
+
+
+@governor_app.command("explain")
+def governor_explain() -> None:
+    """Say in one sentence why the rate is what it is."""
+    with _explained():
+        governor = GovernorSettings()
+
+        async def read(conn: Conn) -> str:
+            return explain.sentence(await explain.read(conn, FLEET, governor))
+
+        typer.echo(_run(_with_database(_settings(), read)))
+
+
+@governor_app.command("pause")
+def governor_pause(*, reason: Reason, by: By = "cli") -> None:
+    """Allow nothing in the whole fleet, not even the floor, until `resume`."""
+    _order(lambda conn: orders.pause(conn, FLEET, reason=reason, by=by))
+
+
+@governor_app.command("resume")
+def governor_resume() -> None:
+    """End a pause; the fleet goes on at half the last good rate at most."""
+    _order(lambda conn: orders.resume(conn, FLEET))
+
+
+@governor_app.command("override")
+def governor_override(
+    *,
+    ceiling_per_s: Annotated[float | None, typer.Option(help="Permits a second; may only lower.")] = None,
+    ttl_s: Annotated[float, typer.Option(help="It ends by itself after so many seconds.")] = 3600,
+    end: Annotated[bool, typer.Option("--end", help="End it now.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; kept with who and when.")] = "",
+    by: By = "cli",
+) -> None:
+    """Lower the ceiling for a while, or end that."""
+    with _explained():
+        if end:
+            _order(lambda conn: orders.withdraw(conn, FLEET))
+            return
+        if ceiling_per_s is None or not reason:
+            raise errors.SetupError("Give --ceiling-per-s and --reason, or --end.")
+        most_per_s, ceiling = GovernorSettings().ceiling_per_s, ceiling_per_s
+    _order(
+        lambda conn: orders.override(
+            conn, FLEET, ceiling_per_s=ceiling, most_per_s=most_per_s, ttl_s=ttl_s, reason=reason, by=by
+        )
+    )
+
+
+@governor_app.command("journal")
+def governor_journal(
+    *,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Newest decisions, at most so many.")
+    ] = 100,
+    brief: Annotated[bool, typer.Option("--brief", help="Time, rate and reason only.")] = False,
+) -> None:
+    """Write the last decisions, oldest first, a line of JSON each: `governor replay` takes that."""
+
+    def write(line: str) -> None:
+        if not brief:
+            sys.stdout.write(line)
+            return
+        said = json.loads(line)
+        decision = said["decision"]
+        print(
+            f"{said['decided_at']} {decision['allowance_per_s']:g}/s {decision['limited_by']}: {decision['reason']}"
+        )
+
+    with _explained():
+
+        async def export(conn: Conn) -> None:
+            await write_lines(conn, name=FLEET, limit=limit, write=write)
+
+        _run(_with_database(_settings(), export))
 
 
 @keys_app.command("create")
@@ -303,6 +385,25 @@ def _resolve(verb: Any, ids: list[int], by: str) -> None:  # noqa: ANN401 - repl
 
         for done in _run(_with_database(_settings(), resolve)):
             typer.echo(done)
+
+
+def _order(order: Callable[[Conn], Awaitable[object]]) -> None:
+    """Give an order, and say what the fleet does about it."""
+    with _explained():
+        governor = GovernorSettings()
+
+        async def give(conn: Conn) -> str:
+            try:
+                await order(conn)
+            except ValueError as error:
+                raise errors.SetupError(f"{error}.") from error
+            found = await orders.read(conn, FLEET)
+            if governor.mode != "enforce":
+                return f"Noted; but GOVERNOR_MODE is {governor.mode} here, and then no order counts."
+            standing = [each["kind"] for each in found.as_list()]
+            return f"In force within {governor.interval_s:g} s: {', '.join(standing) or 'no order'}."
+
+        typer.echo(_run(_with_database(_settings(), give)))
 
 
 def _set_paused(loop: str, *, paused: bool, by: str, reason: str | None) -> None:

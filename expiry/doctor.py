@@ -19,9 +19,11 @@ from rich.text import Text
 
 from expiry import schema
 from expiry.holds import Conn
+from expiry.permits import FLEET
 from expiry.promises import CHECKS, COUNTERS, Check
 from expiry.settings import Settings
 from expiry.wakeups import REDIS_AWAY
+from governor import GovernorSettings, explain
 
 ROWS_MAX = 50_000  # things one check looks at: about a second on a small machine
 EXAMPLES_MAX = 5
@@ -56,6 +58,9 @@ SELECT string_agg(name || ' by ' || changed_by || ' since ' || date_trunc('secon
   FROM loops WHERE paused
 """
 LOOPS = Check("loops", "", PAUSED, "paused loops")
+# Who may see the sessions of others: without that the probes read a busy database as an idle one.
+MAY_MEASURE = "SELECT pg_has_role('pg_read_all_stats', 'USAGE') AS may_measure, current_user AS role"
+GOVERNOR = Check("governor", "", MAY_MEASURE, "governor")
 WAKEUPS = Check("wakeups", "", DUE_SOON, "wake-ups in Redis")
 
 
@@ -65,6 +70,7 @@ async def examine(
     since: datetime | None,
     settings: Settings,
     redis: Redis | None = None,
+    governor: GovernorSettings | None = None,
     rows_max: int = ROWS_MAX,
 ) -> list[Finding]:
     """Run every check on what was placed or changed since then (None: all that is kept).
@@ -81,6 +87,8 @@ async def examine(
     paused = await conn.fetchval(PAUSED)
     if paused:
         findings.append(Finding(check=LOOPS, ok=True, note=paused))
+    if governor is not None:
+        findings.append(await _governor(conn, governor))
     kept_since = now - timedelta(seconds=settings.retention_s) + PRUNE_MARGIN
     oldest = max(since or kept_since, kept_since)
     first_id = UUID(int=int(oldest.timestamp() * 1000) << 80)
@@ -160,6 +168,18 @@ async def _clocks(conn: Conn, redis: Redis | None) -> tuple[Finding, datetime]:
         except REDIS_AWAY as error:
             note += f", Redis does not answer ({error!r})"
     return Finding(check=CLOCKS, ok=True, note=note), now
+
+
+async def _governor(conn: Conn, governor: GovernorSettings) -> Finding:
+    """Say why the rate is what it is, and whether the database can be measured by this role."""
+    row = await conn.fetchrow(MAY_MEASURE)
+    note = explain.sentence(await explain.read(conn, FLEET, governor))
+    if row is not None and not row["may_measure"]:
+        note += (
+            f" The role {row['role']} lacks pg_read_all_stats, so errors and timeouts alone limit the rate: "
+            f"GRANT pg_read_all_stats TO {row['role']}."
+        )
+    return Finding(check=GOVERNOR, ok=True, note=note)
 
 
 async def _wakeups(conn: Conn, redis: Redis, settings: Settings, now: datetime) -> Finding:

@@ -15,6 +15,7 @@ from prometheus_client import Counter
 
 from expiry.permits import Permits
 from expiry.settings import Settings
+from governor import Priority
 
 BATCH_MAX = 500
 BATCH_S_OF_ALLOWANCE = 0.05  # a fifth of the burst: whoever expires meanwhile still finds permits
@@ -127,4 +128,4 @@ class Prune:
         if self.stop.is_set() or self.paused():
             return 0
         want = int(self.permits.governor.ceiling_per_s * BATCH_S_OF_ALLOWANCE)
-        return await self.permits.take(max(1, min(BATCH_MAX, want)), timeout_s=0)
+        return await self.permits.take(max(1, min(BATCH_MAX, want)), timeout_s=0, priority=Priority.PRUNE)

@@ -14,7 +14,7 @@ import asyncpg
 import structlog
 from redis.asyncio import Redis
 
-from expiry import loops, schema
+from expiry import governing, loops, schema
 from expiry.api import make_app, make_health_app, serve
 from expiry.errors import SetupError
 from expiry.observe import Observer
@@ -29,7 +29,6 @@ from expiry.worker import GovernedWorker
 from governor import GovernorSettings, PostgresBucket, RedisBucket
 
 CONNECT_TIMEOUT_S = 5.0
-BUCKET_ROW = "fixed"  # of governor_bucket; a controller has a row of its own, for its epochs count leases
 SILENT_S_MAX = 15.0  # a worker that has not looked at its queue for so long is not ready
 
 log = structlog.get_logger()
@@ -121,6 +120,7 @@ class Service:
                 await pauses.look()
             changed = self.settings.model_dump(mode="json", exclude_defaults=True)
             log.info("service.started", role=self.role, mode=self.settings.mode, changed=changed)
+            log.info("governor.settings", **governing.describe(self.governor))
             for name, part in self._parts(pool, loops_pool, wakeups, pauses).items():
                 self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
             await self._until_stopped()
@@ -134,12 +134,17 @@ class Service:
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         settings, stop = self.settings, self.stop
         floor_per_s = self.governor.floor_per_s
-        row = PostgresBucket(pool, BUCKET_ROW, floor_per_s=floor_per_s)
+        row = PostgresBucket(pool, governing.bucket_row(self.governor), floor_per_s=floor_per_s)
         shared = wakeups and RedisBucket(wakeups.redis, wakeups.bucket_key, floor_per_s=floor_per_s)
         parts: dict[str, Callable[[], Awaitable[None]]] = {}
         if self.api:
             app = make_app(
-                pool=pool, settings=settings, wakeups=wakeups, bucket=shared or row, ready=self._troubles
+                pool=pool,
+                settings=settings,
+                governed=self.governor,
+                wakeups=wakeups,
+                bucket=shared or row,
+                ready=self._troubles,
             )
             parts["api"] = lambda: serve(
                 app, settings, settings.api_port, stop, drain_s=settings.api_drain_s, bound=self.bound
@@ -148,9 +153,12 @@ class Service:
             return parts
         permits = Permits(shared or None, row, self.governor)
         parts["pauses"] = lambda: pauses.watch(stop)
-        parts["allowance"] = lambda: loops.run(
-            "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
-        )
+        if self.governor.mode != "enforce":
+            parts["allowance"] = lambda: loops.run(
+                "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
+            )
+        if self.governor.mode != "off":
+            parts["governor"] = lambda: governing.run(loops_pool, permits, settings, stop)
         parts["observe"] = lambda: loops.run(
             "observe", Observer(loops_pool, wakeups).look, interval_s=2.0, stop=stop, pauses=pauses
         )
@@ -181,7 +189,7 @@ class Service:
             )
 
         if wakeups is not None and settings.worker_enabled:
-            parts["worker"] = lambda: self._work(pool, wakeups, pauses)
+            parts["worker"] = lambda: self._work(pool, wakeups, permits, pauses)
         if wakeups is not None and settings.promoter_enabled:
             every("promoter", settings.promoter_interval_s, Promoter(pool, wakeups, settings).tick)
         if settings.mode != "queue" and settings.sweep_enabled:
@@ -193,7 +201,11 @@ class Service:
         return parts
 
     async def _work(
-        self, pool: "asyncpg.Pool[asyncpg.Record]", wakeups: Wakeups, pauses: loops.Pauses
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        wakeups: Wakeups,
+        permits: Permits,
+        pauses: loops.Pauses,
     ) -> None:
         # Its own, for close() sets it: a worker that failed must not stop the whole service.
         stop = asyncio.Event()
@@ -202,6 +214,7 @@ class Service:
             redis=wakeups.redis,
             wakeups=wakeups,
             settings=self.settings,
+            permits=permits,
             paused=lambda: pauses.paused("worker"),
             stop=stop,
             handle_signals=False,

@@ -100,8 +100,13 @@ class Sweep:
 
     async def _expire(self, rows: list[asyncpg.Record]) -> list[Outcome]:
         wakes = [Wake(r["id"], r["generation"]) for r in rows]
-        async with self.pool.acquire() as conn:
-            outcomes = await expire_batch(conn, wakes, by="sweep", settings=self.settings)
+        try:
+            async with self.pool.acquire() as conn:
+                outcomes = await expire_batch(conn, wakes, by="sweep", settings=self.settings)
+        except Exception as error:
+            await self.permits.note_failure(error, len(wakes))
+            raise
+        self.permits.note(outcomes)
         RECOVERED.inc(sum(o.kind == "expired" for o in outcomes))
         unused = sum(o.kind in NOT_STARTED for o in outcomes)
         if unused:

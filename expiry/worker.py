@@ -26,10 +26,11 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from expiry import loops
 from expiry.expire import NOT_STARTED, Outcome, Wake, expire_batch
-from expiry.permits import GATHER_S, batch_size
+from expiry.permits import GATHER_S, Permits, batch_size
 from expiry.settings import Settings
 from expiry.telemetry import LOOP_LAST
 from expiry.wakeups import REDIS_AWAY, Again, Claim, Wakeups, deserialize, parse, serialize
+from governor.limiter import PERMITS
 
 PEEK_S = 0.5  # the head is looked at this often, at least
 REST_S_MIN = 0.0005  # a deadline less than this ahead is not worth a timer
@@ -100,11 +101,15 @@ class GovernedWorker(Worker):
         redis: ArqRedis,
         wakeups: Wakeups,
         settings: Settings,
+        permits: Permits | None = None,
         paused: Callable[[], bool] = lambda: False,
         stop: asyncio.Event | None = None,
         **arq: Any,  # noqa: ANN401 - arq's own keywords
     ) -> None:
-        """`arq` takes arq.Worker's keywords (on_startup, on_shutdown, ctx, handle_signals...)."""
+        """`arq` takes arq.Worker's keywords (on_startup, on_shutdown, ctx, handle_signals...).
+
+        `permits` are told how attempts end, for the governor; their own come with the claim.
+        """
         arq.setdefault("functions", [func(expire, name="expire")])
         super().__init__(
             redis_pool=redis,
@@ -117,6 +122,7 @@ class GovernedWorker(Worker):
         self._database = pool
         self._wakeups = wakeups
         self._settings = settings
+        self._permits = permits
         self._is_paused = paused
         self._stop = stop or asyncio.Event()
         self._nudge = asyncio.Event()  # a settle put something back: a wake-up, or a permit
@@ -182,6 +188,7 @@ class GovernedWorker(Worker):
             self.backoffs["redis"].succeeded()
             self._allowance_per_s = claim.allowance_per_s
             LOOP_LAST.labels("worker").set_to_current_time()
+            PERMITS.labels("expire", "granted").inc(len(claim.wakes))
             if claim.wakes:
                 batches.create_task(self._finish(_Batch(claim, asked_at_s, skew_ms)))
                 handed_on = True
@@ -214,8 +221,7 @@ class GovernedWorker(Worker):
         self._in_flight[id(claim)] = claim
         IN_FLIGHT.inc(len(claim.wakes))
         try:
-            async with self._database.acquire() as conn:
-                outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
+            outcomes = await self._expire(claim)
             self.backoffs["database"].succeeded()
             await self._settle(batch, outcomes)
         except Exception as error:  # noqa: BLE001 - the edge of the loop
@@ -225,6 +231,18 @@ class GovernedWorker(Worker):
             IN_FLIGHT.dec(len(claim.wakes))
             self._slots.release()
         del self._in_flight[id(claim)]  # a cancelled batch stays, for close() to hand back
+
+    async def _expire(self, claim: Claim) -> list[Outcome]:
+        try:
+            async with self._database.acquire() as conn:
+                outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
+        except Exception as error:
+            if self._permits is not None:
+                await self._permits.note_failure(error, len(claim.wakes))
+            raise
+        if self._permits is not None:
+            self._permits.note(outcomes)
+        return outcomes
 
     async def _settle(self, batch: _Batch, outcomes: list[Outcome]) -> None:
         claim = batch.claim
@@ -248,6 +266,7 @@ class GovernedWorker(Worker):
                     again.append(Again(id_, math.ceil(outcome.at_ms + wait_ms)))
                     RETRIES.labels(outcome.kind).inc()
         refund = sum(tally[kind] for kind in NOT_STARTED)
+        PERMITS.labels("expire", "refunded").inc(refund)
         # Acknowledged after the commit: a settle that is lost means a second, empty look.
         await self._wakeups.settle(done=done, again=again, refund=refund)
         if again or refund:

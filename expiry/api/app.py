@@ -6,7 +6,7 @@ from functools import cache
 import asyncpg
 from aiohttp import web
 
-from expiry.api import batch, events, health, holds, keys, metrics, platform, resources
+from expiry.api import batch, events, governor, health, holds, keys, metrics, platform, resources
 from expiry.api.document import docs, openapi
 from expiry.api.hints import Hints
 from expiry.api.lanes import Lanes
@@ -15,11 +15,23 @@ from expiry.api.placer import Placer
 from expiry.api.problems import answer_problems
 from expiry.api.quota import Quota
 from expiry.api.readiness import Readiness
-from expiry.api.state import BUCKET, HINTS, KEYS, LANES, PLACER, POOL, QUOTA, READINESS, SETTINGS, WAKEUPS
+from expiry.api.state import (
+    BUCKET,
+    GOVERNOR,
+    HINTS,
+    KEYS,
+    LANES,
+    PLACER,
+    POOL,
+    QUOTA,
+    READINESS,
+    SETTINGS,
+    WAKEUPS,
+)
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
-from governor import Bucket
+from governor import Bucket, GovernorSettings
 
 # In the order of the document.
 OPERATIONS: tuple[Operation, ...] = (
@@ -29,7 +41,11 @@ OPERATIONS: tuple[Operation, ...] = (
     *events.operations,
     *keys.operations,
     *platform.operations,
+    *governor.operations,
 )
+
+
+_GOVERNED = GovernorSettings.model_construct()  # the defaults, whatever the environment says
 
 
 @cache
@@ -48,6 +64,7 @@ def make_app(
     settings: Settings,
     wakeups: Wakeups | None,
     bucket: Bucket | None,
+    governed: GovernorSettings = _GOVERNED,
     ready: Callable[[], Mapping[str, str]] = _content,
 ) -> web.Application:
     """Answer the API; it owns neither pool nor Redis.
@@ -59,6 +76,7 @@ def make_app(
     app[WAKEUPS] = wakeups
     app[HINTS] = Hints(wakeups)
     app[BUCKET] = bucket
+    app[GOVERNOR] = governed
     app[LANES] = Lanes(pool.get_max_size())
     app[PLACER] = Placer(pool, app[HINTS])
     app[KEYS] = KeyRing(pool)

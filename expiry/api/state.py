@@ -11,7 +11,7 @@ from expiry.api.readiness import Readiness
 from expiry.keys import KeyRing
 from expiry.settings import Settings
 from expiry.wakeups import Wakeups
-from governor import Bucket
+from governor import Bucket, GovernorSettings
 
 POOL: "web.AppKey[asyncpg.Pool[asyncpg.Record]]" = web.AppKey("POOL")
 WAKEUPS: web.AppKey[Wakeups | None] = web.AppKey("WAKEUPS")
@@ -23,3 +23,4 @@ KEYS: web.AppKey[KeyRing] = web.AppKey("KEYS")
 QUOTA: web.AppKey[Quota] = web.AppKey("QUOTA")
 READINESS: web.AppKey[Readiness] = web.AppKey("READINESS")
 SETTINGS: web.AppKey[Settings] = web.AppKey("SETTINGS")
+GOVERNOR: web.AppKey[GovernorSettings] = web.AppKey("GOVERNOR")

@@ -282,6 +282,98 @@ class LoopAnswer(Answer):
     changed_by: str = Field(examples=["api:2a97516c354b6884"])
 
 
+class OrderAnswer(Answer):
+    """What an operator ordered."""
+
+    ceiling_per_s: float | None = Field(description="null: a pause.", examples=[200.0])
+    reason: str = Field(examples=["sale starts at noon"])
+    ordered_by: str = Field(examples=["api:2a97516c354b6884"])
+    ordered_at: datetime = Field(examples=[_NOW])
+    ends_at: datetime | None = Field(description="It ends by itself; null: when resumed.", examples=[_LATER])
+
+
+class OrdersAnswer(Answer):
+    """What operators ordered and is in force."""
+
+    pause: OrderAnswer | None
+    override: OrderAnswer | None
+    enforced: bool = Field(
+        description="Whether orders and decisions count; not where GOVERNOR_MODE is observe or off.",
+        examples=[True],
+    )
+
+
+class LeaderAnswer(Answer):
+    """Who decides."""
+
+    holder: str = Field(examples=["worker-1:7:4f2a9c"])
+    epoch: int = Field(description="Grows with every change of leader.", examples=[3])
+    left_s: float = Field(description="Until its lease ends, if it does not renew it.", examples=[7.4])
+
+
+class DecisionAnswer(Answer):
+    """One decision of the journal."""
+
+    decided_at: datetime = Field(examples=[_NOW])
+    allowance_per_s: float = Field(examples=[812.0])
+    limited_by: str = Field(examples=["saturation:active_backends"])
+    reason: str = Field(examples=["holding 812/s: active_backends 0.85x its target"])
+    epoch: int = Field(examples=[3])
+
+
+class GovernorAnswer(Answer):
+    """How many transitions a second may start, and why."""
+
+    allowance_per_s: float = Field(
+        description="What counts: decided, the floor where nobody leads, or the fixed ceiling.",
+        examples=[812.0],
+    )
+    in_force_per_s: float | None = Field(
+        description="As the bucket says, cuts by workers included; null: it does not answer.",
+        examples=[812.0],
+    )
+    limited_by: str = Field(
+        description="demand, ceiling, override, floor, saturation:<probe>, timeouts, errors, stale:<signal>, "
+        "recovering or paused.",
+        examples=["saturation:active_backends"],
+    )
+    reason: str = Field(
+        description="Why the rate is what it is, in one sentence with its numbers.",
+        examples=[
+            "812/s, limited by saturation:active_backends: holding 812/s: active_backends 0.85x its target."
+        ],
+    )
+    mode: Literal["enforce", "observe", "off"] = Field(examples=["enforce"])
+    signals: dict[str, float | None] = Field(
+        description="Each probe as value / target; null: it is missing.",
+        examples=[{"active_backends": 0.85, "commit_latency": 0.4}],
+    )
+    ceiling_per_s: float = Field(description="After an override.", examples=[20_000.0])
+    floor_per_s: float = Field(examples=[5.0])
+    needs_per_s: float | None = Field(description="What the objective needs.", examples=[640.0])
+    safe_per_s: float | None = Field(description="What the database is known to bear.", examples=[812.0])
+    drain_s: float | None = Field(
+        description="Until nothing is due, at this allowance; null: never, or unknown.", examples=[12.5]
+    )
+    due: float | None = Field(
+        description="Holds due at the last decision, counted up to a bound.", examples=[9000]
+    )
+    oldest_due_age_s: float | None = Field(examples=[4.2])
+    stuck: bool = Field(
+        description="Permits are there, work is due, and nothing completes: no matter of the rate.",
+        examples=[False],
+    )
+    paused: bool = Field(examples=[False])
+    orders: OrdersAnswer
+    leader: LeaderAnswer | None = Field(description="null: nobody leads.")
+    decided_at: datetime | None = Field(description="The last decision.", examples=[_NOW])
+    settings_hash: str = Field(
+        description="Of this process's GOVERNOR_* settings.", examples=["9f1c22aa04be"]
+    )
+    journal: list[DecisionAnswer] = Field(description="The last decisions, newest first.")
+    server_time: ServerTime
+
+
 class DueAge(Answer):
     """How long the oldest due hold has been waiting, s; 0: none is due, null: unknown."""
 

@@ -10,7 +10,9 @@ from expiry.wire.fields import (
     Generation,
     Id,
     Metadata,
+    OverrideSeconds,
     Quantity,
+    Rate,
     Seconds,
     Strict,
     Text,
@@ -233,6 +235,19 @@ class ResumeBody(Strict):
     model_config = described(example={"reason": "done"})
 
     reason: Text | None = Field(default=None, description="Why, for the record.", examples=["done"])
+
+
+class OverrideBody(Strict):
+    """A lower ceiling for a while."""
+
+    model_config = described(example={"ceiling_per_s": 200, "ttl_s": 3600, "reason": "sale starts at noon"})
+
+    ceiling_per_s: Rate = Field(
+        description="Permits a second, at most GOVERNOR_CEILING_PER_S: an override only lowers.",
+        examples=[200],
+    )
+    ttl_s: OverrideSeconds = Field(description="It ends by itself after so many seconds.", examples=[3600])
+    reason: Text = Field(description="Why, for the record.", examples=["sale starts at noon"])
 
 
 class KeyBody(Strict):

@@ -83,6 +83,20 @@ Seconds = Annotated[
     Field(ge=1, le=TTL_S_MAX, decimal_places=6),
     WithJsonSchema({"type": "number", "minimum": 1, "maximum": TTL_S_MAX, "multipleOf": 0.000001}),
 ]
+OVERRIDE_S_MAX = 7 * 86_400
+OverrideSeconds = Annotated[
+    Decimal,
+    BeforeValidator(_number),
+    Field(ge=1, le=OVERRIDE_S_MAX),
+    WithJsonSchema({"type": "number", "minimum": 1, "maximum": OVERRIDE_S_MAX}),
+]
+RATE_PER_S_MAX = 1_000_000
+Rate = Annotated[
+    Decimal,
+    BeforeValidator(_number),
+    Field(ge=Decimal("0.001"), le=RATE_PER_S_MAX),
+    WithJsonSchema({"type": "number", "minimum": 0.001, "maximum": RATE_PER_S_MAX}),
+]
 Time = Annotated[datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 Id = Annotated[UUID, BeforeValidator(_uuid), WithJsonSchema({"type": "string", "format": "uuid"})]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX), text(TEXT_MAX)]

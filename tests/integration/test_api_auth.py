@@ -34,6 +34,11 @@ ENDPOINTS = [
     ("GET", "/v1/overview", "platform"),
     ("POST", "/v1/loops/sweep/pause", "platform"),
     ("POST", "/v1/loops/sweep/resume", "platform"),
+    ("GET", "/v1/governor", "platform"),
+    ("POST", "/v1/governor/pause", "platform"),
+    ("POST", "/v1/governor/resume", "platform"),
+    ("PUT", "/v1/governor/override", "platform"),
+    ("DELETE", "/v1/governor/override", "platform"),
 ]
 
 
