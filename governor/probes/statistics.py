@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,7 @@ class Statistics:
         answer = await self._ask()
         if isinstance(answer.error, GrantMissingError):
             raise answer.error
+        self._answer = replace(answer, at_s=float("-inf"))  # to count from, not to read
 
     async def close(self) -> None:
         """Disconnect."""

@@ -30,6 +30,8 @@ CREATE ROLE shop LOGIN;
 CREATE TABLE stock (id int PRIMARY KEY, n int);
 INSERT INTO stock VALUES (1, 1);
 GRANT ALL ON stock TO shop;
+CREATE SEQUENCE tickets;
+GRANT ALL ON SEQUENCE tickets TO probe;
 """
 
 END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'"

@@ -118,6 +118,36 @@ async def test_a_long_statement_that_ends_is_not_counted_again(start_probes: Sta
             break
 
 
+async def test_statements_longer_than_an_interval_are_one_backend(start_probes: Start, shop: Shop) -> None:
+    """A session reports each of them at once, when the next one has ended; it is read as it went on."""
+    conn = await shop()
+    probes = await start_probes(commit_latency_target_s=None, interval_s=0.5)
+    async with at_work(lambda: conn.execute("SELECT pg_sleep(1.3) FROM stock")):
+        seen: list[float] = []
+        async for _ in paced(probes):
+            seen.append(probes.values.get("active_backends", 0.0))
+            if len(seen) == 14:
+                break
+    assert max(seen[6:]) < 1.9, seen
+
+
+async def test_backends_that_never_stopped_are_counted(start_probes: Start, shop: Shop) -> None:
+    """The end of another's long statement, not yet reported, takes nothing from them."""
+    steady, other = await shop(), await shop()
+    probes = await start_probes(commit_latency_target_s=None, interval_s=0.5)
+    async with (
+        at_work(lambda: steady.execute(LONG)),
+        at_work(lambda: other.execute("SELECT pg_sleep(3) FROM stock"), again=False),
+    ):
+        async for _ in paced(probes):
+            if probes.values.get("active_backends", 0.0) > 1.9:
+                break
+        async for _ in paced(probes):
+            assert probes.values.get("active_backends", 1.0) > 0.9
+            if probes.values.get("active_backends", 2.0) < 1.1:
+                break
+
+
 async def test_foreign_and_own_backends_differ_by_application_name(start_probes: Start, shop: Shop) -> None:
     """Two of theirs and one of ours are two foreign ones, and a third ours; the probes are neither."""
     conns = [await shop("checkout"), await shop("checkout"), await shop("expiry-worker")]
@@ -343,9 +373,32 @@ async def test_custom_sql_that_takes_too_long_reads_above_the_target(start_probe
     assert saturation["lock_waiters"] == 0
 
 
+async def test_a_statement_that_an_administrator_ends_reads_above_the_target(
+    start_probes: Start, admin: Conn
+) -> None:
+    """A server that ends connections, to shut down or to get room, is no missing signal."""
+    probes = await start_probes(
+        interval_s=PATIENT_S, custom_sql="SELECT pg_sleep(60), 1", custom_sql_target=3
+    )
+    end = """
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE application_name = 'governor-custom' AND wait_event = 'PgSleep'"""
+    reading = asyncio.ensure_future(probes.read())
+    await eventually(lambda: admin.fetch(end))
+    assert (await reading)["custom_sql"] == OVERLOADED
+    assert "terminating connection" in probes.alerts["custom_sql"]
+
+
 @pytest.mark.parametrize(
     "statement",
-    ["SELECT 'many'", "SELECT NULL::int", "SELECT 1 WHERE false", "SELECT", "nonsense", "CREATE TABLE t ()"],
+    [
+        "SELECT 'many'",
+        "SELECT NULL::int",
+        "SELECT 1 WHERE false",
+        "SELECT",
+        "nonsense",
+        "SELECT nextval('tickets')",
+    ],
 )
 async def test_custom_sql_without_a_number_is_absent(start_probes: Start, statement: str) -> None:
     """No number, no row, no SQL, no reading: it is optional, raises an alert and can write nothing."""
