@@ -29,8 +29,12 @@ from governor.reading import Reading
 from governor.readings import Backlog
 from governor.settings import GovernorSettings
 
+# All tables at once, for who uses the governor alone; safe to repeat.
+GOVERNOR_DDL = GOVERNOR_BUCKET_DDL + GOVERNOR_LEASE_DDL + GOVERNOR_ORDERS_DDL + GOVERNOR_JOURNAL_DDL
+
 __all__ = [
     "GOVERNOR_BUCKET_DDL",
+    "GOVERNOR_DDL",
     "GOVERNOR_JOURNAL_DDL",
     "GOVERNOR_LEASE_DDL",
     "GOVERNOR_ORDERS_DDL",

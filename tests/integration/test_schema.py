@@ -182,11 +182,12 @@ async def test_no_further_index_makes_every_expiry_dearer(conn: Conn) -> None:
 
 async def test_the_limiters_table_is_the_one_it_asks_for(conn: Conn) -> None:
     """What the governor documents for its users is, column for column, what schema.sql creates."""
-    await conn.execute(f"CREATE SCHEMA alone; SET search_path = alone; {governor.GOVERNOR_BUCKET_DDL}")
+    await conn.execute(f"CREATE SCHEMA alone; SET search_path = alone; {governor.GOVERNOR_DDL}")
     await conn.execute("SET search_path = public")
-    alone = [row for row in await catalog(conn, "alone") if row[0] == "governor_bucket"]
-    assert alone == [row for row in await catalog(conn) if row[0] == "governor_bucket"]
-    assert len(alone) > 15
+    for name, least in (("bucket", 15), ("lease", 7), ("orders", 7), ("journal", 13)):
+        alone = [row for row in await catalog(conn, "alone") if row[0] == f"governor_{name}"]
+        assert alone == [row for row in await catalog(conn) if row[0] == f"governor_{name}"]
+        assert len(alone) >= least
 
 
 async def test_constraints_bind_end_and_state(conn: Conn) -> None:
