@@ -104,17 +104,11 @@ class Canary:
             await self._link.fetchrow(COMMIT)
         except (ProbeOverloadedError, ProbeMissingError) as error:
             self._trouble = error
-            if self._clock() - self._began_at_s > self._period_s:  # it timed out
-                self._book(self._began_at_s)
         else:
-            self._trouble = None
-            self._book(self._began_at_s)
+            self._trouble, self._ended_at_s = None, self._clock()
+            self._latencies_s.extend(_waits(self._ended_at_s - self._began_at_s, self._period_s))
         finally:
             self._began_at_s = None
-
-    def _book(self, began_at_s: float) -> None:
-        self._ended_at_s = self._clock()
-        self._latencies_s.extend(_waits(self._ended_at_s - began_at_s, self._period_s))
 
 
 def _waits(latency_s: float, period_s: float) -> Iterator[float]:

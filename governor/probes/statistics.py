@@ -139,15 +139,15 @@ def _mean_active(before: dict[str, Any] | None, now: dict[str, Any]) -> float | 
 
     active_time has a statement only once the next one of its session has ended (and touched a table), so what
     still runs is added: change of (ended + running) / time. A session that idles after a long statement hides
-    that one, and shows it all at once later: outliers, which the median drops. Neither makes the mean less
-    than the backends that were active all the time, nor more than there are.
+    that one, and shows it all at once later: outliers, which the median drops. The mean is never less than the
+    backends that were active all the time.
     """
     elapsed_s = now["at_s"] - before["at_s"] if before else 0.0
     if before is None or elapsed_s <= 0:  # its clock was set back
         return None
     change_s = now["ended_s"] + now["running_s"] - before["ended_s"] - before["running_s"]
     throughout = sum(each >= elapsed_s for each in now["active_s"])
-    return float(min(max(change_s / elapsed_s, throughout), now["connections"]))
+    return float(max(change_s / elapsed_s, throughout))
 
 
 async def _check_grant(conn: Conn) -> None:
