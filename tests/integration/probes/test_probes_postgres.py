@@ -182,14 +182,30 @@ async def test_a_lock_storm_is_seen(start_probes: Start, shop: Shop, admin: Conn
 
 
 async def test_a_wait_for_an_advisory_lock_is_no_storm(start_probes: Start, shop: Shop, admin: Conn) -> None:
-    """Who waits to become the leader waits for hours, and nothing is wrong."""
-    leader, next_one = await shop(), await shop()
+    """Who waits to become the leader waits for hours, and nothing is wrong; others' waits are seen beside it."""
+    leader, next_one, customer = await shop(), await shop(), await shop()
     await leader.execute("SELECT pg_advisory_lock(1)")
-    probes = await start_probes(interval_s=PATIENT_S)
+    probes = await start_probes()
     async with at_work(lambda: next_one.execute("SELECT pg_advisory_lock(1)"), again=False):
         await eventually(lambda: _is(waiters(admin), 1))
-        await probes.read()
-        assert probes.values["lock_waiters"] == probes.values["lock_wait"] == 0
+        reads = 0
+        async for _ in paced(probes):
+            assert not probes.values.get("lock_waiters")
+            assert not probes.values.get("lock_wait")
+            reads += 1
+            if reads == 3:
+                break
+        await leader.execute("BEGIN; LOCK TABLE stock")
+        async with at_work(lambda: customer.execute("SELECT FROM stock"), again=False):
+            await eventually(lambda: _is(waiters(admin), 2))
+            async for _ in paced(probes):
+                if "lock_wait" in probes.values:
+                    break
+            assert probes.values["lock_waiters"] == 1
+            query = """
+                SELECT extract(epoch FROM clock_timestamp() - waitstart)::float8
+                  FROM pg_locks WHERE NOT granted AND locktype = 'relation'"""
+            assert 0 < probes.values["lock_wait"] <= await admin.fetchval(query)
 
 
 async def test_slow_commits_are_seen(start_probes: Start, admin: Conn) -> None:
