@@ -47,6 +47,7 @@ def test_every_command_is_there() -> None:
         *("dev", "demo", "api", "worker", "migrate", "doctor", "replay", "pause", "resume"),
         *("keys create", "keys list", "keys revoke"),
         *("dead-letters list", "dead-letters replay", "dead-letters discard"),
+        *("governor explain", "governor pause", "governor resume", "governor override", "governor journal"),
     }
 
 

@@ -187,13 +187,14 @@ async def test_a_pass_is_bounded_and_the_next_goes_on(
     """Even past old holds that are still held, however many: they must not hide what is behind them."""
     monkeypatch.setattr(prune, "BATCH_MAX", 2)
     now_us = [0]
-    bucket = LocalBucket(floor_per_s=16, clock_us=lambda: now_us[0])  # 4 permits, once a quarter of a second
+    # 13 permits, of which pruning gets 4, once a quarter of a second.
+    bucket = LocalBucket(floor_per_s=52, clock_us=lambda: now_us[0])
     held = await placed(pool, 6, ttl_s=900)
     ended = await placed(pool, 5, ttl_s=900)
     for hold in ended:
         await holds.release(conn, hold.id, tenant_id=TENANT)
     await age(conn, *held, *ended)
-    passes = pruning(pool, Permits(None, bucket, GovernorSettings(floor_per_s=16)))
+    passes = pruning(pool, Permits(None, bucket, GovernorSettings(floor_per_s=52)))
     left = []
     for _ in range(4):
         now_us[0] += 250_000
