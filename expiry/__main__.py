@@ -28,6 +28,7 @@ from expiry.telemetry import mask, set_up_logging
 from expiry.wakeups import connect_redis
 from governor import GovernorSettings, explain, orders
 from governor.commands import write_lines
+from governor.probes.settings import ProbeSettings
 
 T = TypeVar("T")
 _KNOWN_NAMES = {f"EXPIRY_{name.upper()}" for name in Settings.model_fields} | {
@@ -84,7 +85,7 @@ def dev_command(
         settings, governor = _settings(**given | dev.DEFAULTS), GovernorSettings()
         with dev.servers(data_dir, given) as urls:
             settings = settings.model_copy(update=urls)
-            _run(dev.run(settings, governor, data_dir, api_key=api_key))
+            _run(dev.run(settings, governor, data_dir, api_key=api_key, measured=ProbeSettings()))
 
 
 @app.command()
@@ -107,7 +108,16 @@ def demo(
     ):
         settings = _settings(**given | urls | dev.DEFAULTS)
         events = shop.generate(seed)
-        code = _run(dev.demo(settings, GovernorSettings(), Path(scratch), events=events, speed=speed))
+        code = _run(
+            dev.demo(
+                settings,
+                GovernorSettings(),
+                Path(scratch),
+                events=events,
+                speed=speed,
+                measured=ProbeSettings(),
+            )
+        )
     raise typer.Exit(code)
 
 
@@ -427,6 +437,7 @@ def _serve(*, api: bool, background: bool, log_format: str | None) -> None:
                 background=background,
                 stop=dev.stop_on_signals(),
                 role="api" if api else "worker",
+                measured=ProbeSettings(),
             ).run()
 
         _run(serve())
@@ -476,7 +487,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        prefix = "GOVERNOR_" if error.title == "GovernorSettings" else "EXPIRY_"
+        prefix = "GOVERNOR_" if error.title in ("GovernorSettings", "ProbeSettings") else "EXPIRY_"
         for wrong in error.errors(include_url=False, include_context=False):
             name = prefix + "_".join(str(part) for part in wrong["loc"]).upper()
             given = "" if "url" in name.lower() else f" (it is {wrong['input']!r})"

@@ -18,6 +18,7 @@ from expiry.errors import SetupError
 from expiry.service import Service, connect_database
 from expiry.settings import Settings
 from governor import GovernorSettings
+from governor.probes.settings import ProbeSettings
 
 TENANT = "dev"
 # With the servers' own stop, Ctrl-C takes less than 5 s; no load balancer has to notice it first.
@@ -48,11 +49,18 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def run(settings: Settings, governor: GovernorSettings, data_dir: Path, *, api_key: str | None) -> None:
+async def run(
+    settings: Settings,
+    governor: GovernorSettings,
+    data_dir: Path,
+    *,
+    api_key: str | None,
+    measured: ProbeSettings | None = None,
+) -> None:
     """Run all parts until a signal, and keep data_dir/dev.json as the description of it."""
     stop = stop_on_signals()
     made = await _prepare(settings, data_dir, api_key)
-    running, port = await _start(settings, governor, stop)
+    running, port = await _start(settings, governor, stop, measured)
     try:
         _describe(settings, data_dir, made, port)
     except SetupError:
@@ -74,11 +82,12 @@ async def demo(
     *,
     events: Iterator[shop.Event],
     speed: float,
+    measured: ProbeSettings | None = None,
 ) -> int:
     """Run all parts, replay the events against them, and answer 0 if every check passed."""
     stop = stop_on_signals()
     made = await _prepare(settings, data_dir, None)
-    running, port = await _start(settings, governor, stop)
+    running, port = await _start(settings, governor, stop, measured)
     try:
         work = asyncio.create_task(
             replay.run(
@@ -105,11 +114,23 @@ async def demo(
 
 
 async def _start(
-    settings: Settings, governor: GovernorSettings, stop: asyncio.Event
+    settings: Settings,
+    governor: GovernorSettings,
+    stop: asyncio.Event,
+    measured: ProbeSettings | None,
 ) -> tuple["asyncio.Task[None]", int]:
     """Run all parts; answer once the API listens, with its port. Raises what kept it from that."""
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    service = Service(settings, governor, api=True, background=True, stop=stop, bound=bound, role="dev")
+    service = Service(
+        settings,
+        governor,
+        api=True,
+        background=True,
+        stop=stop,
+        bound=bound,
+        role="dev",
+        measured=measured,
+    )
     running = asyncio.create_task(service.run())
     waiting: list[asyncio.Future[Any]] = [bound, running]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

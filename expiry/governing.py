@@ -7,13 +7,19 @@ import socket
 from typing import Any
 
 import asyncpg
+import structlog
 
 from expiry.backlog import HoldsBacklog
 from expiry.errors import SetupError
 from expiry.permits import FLEET, Permits
 from expiry.settings import Settings
 from governor import Controller, GovernorSettings
-from governor.readings import Signals
+from governor.probes import Probes
+from governor.probes.build import build
+from governor.probes.settings import ProbeSettings
+from governor.settings import digest
+
+log = structlog.get_logger()
 
 
 def bucket_row(governor: GovernorSettings) -> str:
@@ -26,14 +32,25 @@ def bucket_row(governor: GovernorSettings) -> str:
 
 
 async def run(
-    pool: "asyncpg.Pool[asyncpg.Record]", permits: Permits, settings: Settings, stop: asyncio.Event
+    pool: "asyncpg.Pool[asyncpg.Record]",
+    permits: Permits,
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    measured: ProbeSettings | None = None,
 ) -> None:
     """Be a candidate for leading the fleet, and lead it if need be, until asked to stop.
 
-    Raises SetupError for a GOVERNOR_SHADOW that is no law.
+    Without `measured` nothing measures the database: errors and timeouts are all that limits.
+    Raises SetupError for a GOVERNOR_SHADOW that is no law, and for probes that outlast the interval.
     """
     governor = permits.governor
     try:
+        probes = None
+        if settings.database_pooler:
+            log.warning("governor.measures_nothing", why="the probes need the server itself, not a pooler")
+        elif measured is not None:
+            probes = _probes(measured, settings, governor)
         controller = Controller(
             pool,
             name=FLEET,
@@ -43,19 +60,29 @@ async def run(
             backlog=HoldsBacklog(pool, governor.objective_s),
             settings=governor,
             outcomes=permits.outcomes,
-            probes=probes(settings, governor),
+            probes=probes,
+            settings_hash=settings_hash(governor, measured),
         )
     except ValueError as error:
-        raise SetupError(f"GOVERNOR_SHADOW: {error}.") from error
+        raise SetupError(f"The governor cannot start: {error}.") from error
     permits.moved = lambda: permits.primary is not None and controller.home == "postgres"
     await controller.run(stop)
 
 
-def probes(_settings: Settings, _governor: GovernorSettings) -> Signals | None:
-    """Answer what measures the database; None: errors and timeouts alone."""
-    return None
+def _probes(measured: ProbeSettings, settings: Settings, governor: GovernorSettings) -> Probes:
+    return build(
+        measured,
+        database_url=settings.database_url.get_secret_value(),
+        interval_s=governor.interval_s,
+    )
 
 
-def describe(governor: GovernorSettings) -> dict[str, Any]:
-    """Say the settings for the log."""
-    return {**governor.model_dump(mode="json"), "hash": governor.hash}
+def settings_hash(governor: GovernorSettings, measured: ProbeSettings | None) -> str:
+    """Tell all GOVERNOR_* settings of a process apart from others."""
+    return digest([each.model_dump(mode="json") for each in (governor, measured) if each is not None])
+
+
+def describe(governor: GovernorSettings, measured: ProbeSettings | None) -> dict[str, Any]:
+    """Say the settings for the log, secrets masked."""
+    probes = {} if measured is None else measured.model_dump(mode="json", exclude_none=True)
+    return {**governor.model_dump(mode="json"), **probes, "hash": settings_hash(governor, measured)}

@@ -27,6 +27,7 @@ from expiry.telemetry import mask
 from expiry.wakeups import REDIS_AWAY, Wakeups, connect_redis
 from expiry.worker import GovernedWorker
 from governor import GovernorSettings, PostgresBucket, RedisBucket
+from governor.probes.settings import ProbeSettings
 
 CONNECT_TIMEOUT_S = 5.0
 SILENT_S_MAX = 15.0  # a worker that has not looked at its queue for so long is not ready
@@ -91,6 +92,7 @@ class Service:
     stop: asyncio.Event
     bound: "asyncio.Future[int] | None" = None  # is given the port, once it listens
     role: str = "service"
+    measured: ProbeSettings | None = None  # the probes' targets; None: nothing is measured
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _worker: GovernedWorker | None = field(default=None, init=False)
     _started_s: float = field(default_factory=time.monotonic, init=False)
@@ -120,7 +122,7 @@ class Service:
                 await pauses.look()
             changed = self.settings.model_dump(mode="json", exclude_defaults=True)
             log.info("service.started", role=self.role, mode=self.settings.mode, changed=changed)
-            log.info("governor.settings", **governing.describe(self.governor))
+            log.info("governor.settings", **governing.describe(self.governor, self.measured))
             for name, part in self._parts(pool, loops_pool, wakeups, pauses).items():
                 self._tasks.append(asyncio.create_task(self._supervise(name, part), name=name))
             await self._until_stopped()
@@ -158,7 +160,9 @@ class Service:
                 "allowance", permits.publish, interval_s=PUBLISH_INTERVAL_S, stop=stop, pauses=pauses
             )
         if self.governor.mode != "off":
-            parts["governor"] = lambda: governing.run(loops_pool, permits, settings, stop)
+            parts["governor"] = lambda: governing.run(
+                loops_pool, permits, settings, stop, measured=self.measured
+            )
         parts["observe"] = lambda: loops.run(
             "observe", Observer(loops_pool, wakeups).look, interval_s=2.0, stop=stop, pauses=pauses
         )

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from governor import replay
+from governor import calibrate, replay
 from governor.commands import export
 from governor.simulate import bench, report
 from governor.simulate.drills import DRILLS
@@ -111,6 +111,9 @@ def export_command(
 ) -> None:
     """Write the journal to standard output, oldest decision first, one line of JSON each."""
     asyncio.run(export(database_url, name=name, limit=limit, write=sys.stdout.write))
+
+
+calibrate.register(app)
 
 
 def _laws(asked: list[str] | None) -> list[str]:

@@ -55,10 +55,12 @@ class Controller:
         settings: GovernorSettings,
         outcomes: Outcomes | None = None,
         probes: Signals | None = None,
+        settings_hash: str | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Govern the fleet `name` as `holder`, which must differ between processes.
 
+        settings_hash is of all that should be equal in them; of the settings, if left out.
         Raises: ValueError for a shadow that is no law.
         """
         self.name, self.holder = name, holder
@@ -69,6 +71,7 @@ class Controller:
         self._buckets = {POSTGRES: row} if primary is None else {REDIS: primary, POSTGRES: row}
         self._settings = settings
         self._law_hash = hash_of(settings.law)
+        self._hash = settings_hash or settings.hash
         self._outcomes = outcomes or Outcomes()
         self._clock_s = clock_s
         self._interval_s = settings.interval_s
@@ -85,7 +88,7 @@ class Controller:
         self._away = 0  # intervals in a row without it
         self._stands_back_until_s = 0.0
         self._decisions = 0
-        telemetry.SETTINGS.labels(settings.hash).set(1)
+        telemetry.SETTINGS.labels(self._hash).set(1)
         telemetry.FLOOR.set(settings.floor_per_s)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -186,7 +189,7 @@ class Controller:
                 home=wanted,
                 home_s=self._counts_s,
                 home_left=left,
-                settings_hash=self._settings.hash,
+                settings_hash=self._hash,
             )
         if held is None:
             await self._retire("lost its lease")
@@ -281,7 +284,7 @@ class Controller:
             found = await lease.read(self._connection, self.name)
         if found is not None:
             telemetry.EPOCH.set(found.epoch)
-            telemetry.DIFFERS.set(found.settings_hash not in ("", self._settings.hash))
+            telemetry.DIFFERS.set(found.settings_hash not in ("", self._hash))
             self._follow(found)
         if (found is not None and found.left_s > 0) or self._clock_s() < self._stands_back_until_s:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, Self
 
@@ -19,10 +19,10 @@ START_PER_S = 100.0  # where nothing else is set, within floor and ceiling
 
 def hash_of(settings: LawSettings) -> str:
     """Tell the settings of a law apart from others: its history counts under equal ones only."""
-    return _digest(asdict(settings))
+    return digest(asdict(settings))
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def digest(values: Mapping[str, Any] | Sequence[Any]) -> str:
     """Return 12 hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -128,7 +128,7 @@ class GovernorSettings(BaseSettings):
     @property
     def hash(self) -> str:
         """What tells these settings apart from others."""
-        return _digest(self.model_dump(mode="json"))
+        return digest(self.model_dump(mode="json"))
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

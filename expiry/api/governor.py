@@ -153,7 +153,7 @@ def _document(status: Status) -> dict[str, Any]:
         "orders": _orders(status.orders, enforced=status.enforced),
         "leader": _leader(status),
         "decided_at": None if status.last is None else rfc3339_or_none(status.last.decided_at),
-        "settings_hash": status.settings.hash,
+        "settings_hash": None if status.lease is None else status.lease.settings_hash or None,
     }
 
 

@@ -367,8 +367,9 @@ class GovernorAnswer(Answer):
     orders: OrdersAnswer
     leader: LeaderAnswer | None = Field(description="null: nobody leads.")
     decided_at: datetime | None = Field(description="The last decision.", examples=[_NOW])
-    settings_hash: str = Field(
-        description="Of this process's GOVERNOR_* settings.", examples=["9f1c22aa04be"]
+    settings_hash: str | None = Field(
+        description="Of the leader's GOVERNOR_* settings; each process shows its own as a metric.",
+        examples=["9f1c22aa04be"],
     )
     journal: list[DecisionAnswer] = Field(description="The last decisions, newest first.")
     server_time: ServerTime

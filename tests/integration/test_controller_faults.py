@@ -115,6 +115,25 @@ async def test_a_leader_paused_before_it_publishes_comes_too_late(
     assert one.leads is not successor
 
 
+async def test_a_deposed_leader_is_fenced_by_its_epoch(fleet: Fleet) -> None:
+    """In time by the clock, but another leads and has published: the higher epoch counts."""
+    assert fleet.redis is not None
+    bucket = Gated(fleet.redis, KEY, floor_per_s=FLOOR)
+    bucket.gate, bucket.reached = asyncio.Event(), asyncio.Event()
+    slow = SETTINGS.model_copy(
+        update={"interval_s": 5.0, "start_per_s": 900.0}
+    )  # seconds in which it is in time
+    late = asyncio.create_task(decided(fleet.controller("one", primary=bucket, settings=slow)))
+    await bucket.reached.wait()
+    await fleet.pool.execute("UPDATE governor_lease SET until = clock_timestamp()")
+    two = fleet.controller("two")
+    decision = await decided(two)
+    bucket.gate.set()
+    await late
+    state = await fleet.primary().read()
+    assert (state.epoch, state.allowance_per_s) == (two.epoch, decision.allowance_per_s)
+
+
 async def _leads(controller: Controller) -> bool:
     await controller.tick()
     return controller.leads
