@@ -1,9 +1,6 @@
 """The governor under this service: what it is told of holds, its fleet's names, its controller in each process."""
 
 import asyncio
-import os
-import secrets
-import socket
 from typing import Any
 
 import asyncpg
@@ -54,7 +51,6 @@ async def run(
         controller = Controller(
             pool,
             name=FLEET,
-            holder=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
             primary=permits.primary,
             row=permits.fallback,
             backlog=HoldsBacklog(pool, governor.objective_s),

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -48,7 +51,7 @@ class Controller:
         connection: Connection,
         *,
         name: str,
-        holder: str,
+        holder: str | None = None,
         row: Bucket,
         primary: Bucket | None = None,
         backlog: Callable[[], Awaitable[Backlog]],
@@ -58,12 +61,13 @@ class Controller:
         settings_hash: str | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Govern the fleet `name` as `holder`, which must differ between processes.
+        """Govern the fleet `name` as `holder`, which must differ between processes; left out: host and process.
 
         settings_hash is of all that should be equal in them; of the settings, if left out.
         Raises: ValueError for a shadow that is no law.
         """
-        self.name, self.holder = name, holder
+        self.name = name
+        self.holder = holder or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.home = POSTGRES if primary is None else REDIS
         self.leads = False
         self.epoch = 0
