@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -16,6 +17,7 @@ from expiry.service import Service
 from expiry.settings import Settings
 from governor import Attempts, Backlog, GovernorSettings, LocalBucket
 from governor.journal import tail
+from governor.probes.settings import ProbeSettings
 from tests.buckets import Clock
 from tests.faults import POISON, gate_shut
 from tests.fleet import (
@@ -34,6 +36,7 @@ from tests.helpers import eventually
 from tests.wakes import fill
 
 QUICK = GovernorSettings(interval_s=0.2, start_per_s=2000)
+MEASURED = GovernorSettings(interval_s=0.5, start_per_s=2000)  # longer than any probe takes
 
 
 @pytest.fixture
@@ -232,3 +235,56 @@ async def test_a_shadow_that_is_no_law_is_refused(pool: Pool, settings: Settings
     permits = Permits(None, LocalBucket(floor_per_s=5), GovernorSettings(shadow="nowhere:Law"))
     with pytest.raises(SetupError, match="there is no law"):
         await governing.run(pool, permits, settings, asyncio.Event())
+
+
+async def test_the_leader_measures_the_database(pool: Pool, database_url: str, redis_url: str) -> None:
+    """With targets, each probe is in the journal as value / target, and a lone process is well below them."""
+    settings = settings_for(database_url, redis_url)
+    measured = ProbeSettings(probe_timeout_s=0.3)
+    stop = asyncio.Event()
+    service = Service(settings, MEASURED, api=False, background=True, stop=stop, measured=measured)
+    task = asyncio.create_task(service.run())
+    try:
+
+        async def told() -> bool:
+            entries = await tail(pool, FLEET, limit=1)
+            return bool(entries) and {"active_backends", "commit_latency", "lock_waiters"} <= set(
+                entries[0].reading["saturation"]
+            )
+
+        await eventually(told)
+    finally:
+        stop.set()
+        await task
+
+
+async def test_a_role_that_may_not_measure_is_governed_all_the_same(
+    pool: Pool, database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without pg_read_all_stats: the log names the grant, errors and timeouts limit, holds end."""
+    await pool.execute(
+        "DO $$ BEGIN CREATE ROLE plain LOGIN PASSWORD 'plain'; EXCEPTION WHEN duplicate_object THEN NULL; END $$;"
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO plain; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO plain"
+    )
+    url = urlsplit(database_url)
+    as_plain = url._replace(netloc=f"plain:plain@{url.netloc.rpartition('@')[2]}").geturl()
+    await placed(pool, 3, ttl_s=1)
+    stop = asyncio.Event()
+    service = Service(
+        settings_for(as_plain, redis_url),
+        MEASURED,
+        api=False,
+        background=True,
+        stop=stop,
+        measured=ProbeSettings(probe_timeout_s=0.3),
+    )
+    task = asyncio.create_task(service.run())
+    try:
+        await eventually(expired(pool, 3))
+        assert "errors and timeouts alone" in caplog.text
+        assert "GRANT pg_read_all_stats" in caplog.text
+        [entry] = await tail(pool, FLEET, limit=1)
+        assert entry.reading["saturation"] == {}
+    finally:
+        stop.set()
+        await task
