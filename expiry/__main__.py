@@ -407,11 +407,13 @@ def _order(order: Callable[[Conn], Awaitable[object]]) -> None:
                 await order(conn)
             except ValueError as error:
                 raise errors.SetupError(f"{error}.") from error
-            found = await orders.read(conn, FLEET)
+            found = await explain.read(conn, FLEET, governor)
             if governor.mode != "enforce":
                 return f"Noted; but GOVERNOR_MODE is {governor.mode} here, and then no order counts."
-            standing = [each["kind"] for each in found.as_list()]
-            return f"In force within {governor.interval_s:g} s: {', '.join(standing) or 'no order'}."
+            standing = ", ".join(each["kind"] for each in found.orders.as_list()) or "no order"
+            if not found.led:
+                return f"Noted: {standing}; but nobody leads, and until somebody does no order counts."
+            return f"In force within {governor.interval_s:g} s: {standing}."
 
         typer.echo(_run(_with_database(_settings(), give)))
 

@@ -121,13 +121,13 @@ class Controller:
         """
         look = await self._look(self.home)
         if not self.leads and not await self._campaign(reached=look is not None):
-            self._before = look
+            self._before = look or self._before
             return None
         flow = self._flow(look)
         if self._resumed and self._before is None and look is not None:
             self._before = look  # a reading needs two looks
             return None
-        self._before = look
+        self._before = look or self._before  # after a look that failed, the next interval is twice as long
         return await self._decide(look, flow)
 
     async def _safely(self) -> float:

@@ -21,11 +21,12 @@ async def governor(api: Api) -> dict[str, Any]:
     return await read(response)
 
 
-def leader(api: Api, pool: asyncpg.Pool[asyncpg.Record]) -> Controller:
+def leader(api: Api, pool: asyncpg.Pool[asyncpg.Record], **changed: float) -> Controller:
     """Return a controller on the API's own bucket."""
     row = LocalBucket(floor_per_s=1)
+    settings = SETTINGS.model_copy(update=changed)
     return Controller(
-        pool, name="expiry", holder="one", primary=api.bucket, row=row, backlog=Work(), settings=SETTINGS
+        pool, name="expiry", primary=api.bucket, row=row, backlog=Work(), settings=settings, holder="one"
     )
 
 
@@ -129,7 +130,7 @@ async def test_the_commands_say_and_order_the_same(
     api: Api, pool: asyncpg.Pool[asyncpg.Record], database_url: str
 ) -> None:
     """explain, pause, resume, override, journal; what is refused says why, with status 2."""
-    one = leader(api, pool)
+    one = leader(api, pool, interval_s=2.0)  # its lease outlives the commands
     await decided(one)
     environment = {"EXPIRY_DATABASE_URL": database_url, "EXPIRY_MODE": "sweep"}
 

@@ -280,6 +280,21 @@ async def test_a_row_that_lost_its_epoch_learns_it_from_the_bucket(fleet: Fleet)
 # --- Redis is away
 
 
+async def test_one_lost_answer_does_not_drop_the_fleet_to_the_floor(fleet: Fleet, redis_proxy: Proxy) -> None:
+    """The look that failed is missing; the next reading is whole again, of an interval twice as long."""
+    async with by_way_of(redis_proxy, fleet.pool) as through:
+        one = through.controller("one")
+        await decided(one)
+        await decided(one)
+        redis_proxy.refuse()
+        held = await decided(one)
+        redis_proxy.refuse(refusing=False)
+        decision = await decided(one)
+    after, lost = (entry.read for entry in await fleet.journal(2))
+    assert (lost.started, after.started) == (None, 0)
+    assert min(held.allowance_per_s, decision.allowance_per_s) == 100
+
+
 async def test_the_row_takes_over_once_the_published_allowance_has_lapsed(
     fleet: Fleet, redis_proxy: Proxy
 ) -> None:
