@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from prometheus_client import Counter, Enum, Gauge
+from prometheus_client import Counter, Gauge
 
 from governor.law import Decision
 from governor.reading import Reading
@@ -36,7 +36,11 @@ BLOCKED = Gauge("governor_blocked_ratio", "Share of the interval with an unmet r
 SIGNAL = Gauge(
     "governor_signal_saturation_ratio", "Each signal as value / target; NaN: it is missing.", ["signal"]
 )
-LIMITED_BY = Enum("governor_limited_by", "What limits the allowance, as a state set.", states=list(CAUSES))
+LIMITED_BY = Gauge(
+    "governor_limited_by",
+    "What limits the allowance, as a state set: 1 for one cause, 0 for the others.",
+    ["cause"],
+)
 STUCK = Gauge("governor_stuck", "1 while permits are there, work is due and nothing completes.")
 DECISIONS = Counter("governor_decisions", "Decisions of this process as the leader.", ["direction", "reason"])
 DECIDED_LAST = Gauge(
@@ -74,7 +78,8 @@ def show(reading: Reading, decision: Decision, *, before_per_s: float | None, ce
     BLOCKED.set(math.nan if reading.blocked_ratio is None else reading.blocked_ratio)
     STUCK.set(decision.stuck)
     show_signals(reading.saturation)
-    LIMITED_BY.state(cause_of(decision))
+    for cause in CAUSES:
+        LIMITED_BY.labels(cause).set(cause == cause_of(decision))
     DECISIONS.labels(_direction_of(decision.allowance_per_s, before_per_s), cause_of(decision)).inc()
     DECIDED_LAST.set_to_current_time()
 
@@ -90,6 +95,7 @@ def retire() -> None:
     """Show no decision any more: another process leads."""
     LEADER.set(0)
     SIGNAL.clear()
+    LIMITED_BY.clear()
     for gauge in (ALLOWANCE, NEEDS, SAFE, DRAIN, BLOCKED):
         gauge.set(math.nan)
     STUCK.set(0)

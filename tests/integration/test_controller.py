@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from governor import Attempts, Law, Outcomes, PostgresBucket
 from governor import lease as leases
 from governor.journal import as_decision
+from tests.fleet import Counted
 from tests.governing import (
     FLEET,
     INTERVAL_S,
@@ -291,3 +295,54 @@ async def test_totals_are_the_fleets(fleet: Fleet) -> None:
             completed=3, failed=1, timed_out=4
         )
         assert (await bucket.take(1)).granted == 0
+
+
+# --- metrics
+
+
+async def test_a_leader_shows_what_it_decides_and_another_does_not(fleet: Fleet) -> None:
+    """Item by item while it leads; once it does not, only what every process sees."""
+    one = fleet.controller("one", probes=Probes({"cpu": 0.5, "p99": None}))
+    counted = Counted()
+    await decided(one)
+    shown = samples()
+    assert shown["governor_leader"] == shown["governor_epoch"] == 1
+    assert (shown["governor_allowance_permits_per_second"], shown["governor_floor_permits_per_second"]) == (
+        5,
+        5,
+    )
+    assert shown["governor_ceiling_permits_per_second"] == 1000
+    assert shown["governor_needs_permits_per_second"] == pytest.approx(50)
+    assert shown['governor_signal_saturation_ratio{signal="cpu"}'] == 0.5
+    assert math.isnan(shown['governor_signal_saturation_ratio{signal="p99"}'])
+    causes = {name: value for name, value in shown.items() if name.startswith("governor_limited_by{")}
+    assert [name for name, value in causes.items() if value] == ['governor_limited_by{cause="stale"}']
+    assert len(causes) == 10
+    assert counted("governor_decisions_total", direction="hold", reason="stale") == 1
+    assert time.time() - shown["governor_last_decision_timestamp_seconds"] < 10
+    assert shown[f'governor_settings_info{{hash="{SETTINGS.hash}"}}'] == 1
+    await one.close()
+    shown = samples()
+    assert shown["governor_leader"] == 0
+    assert math.isnan(shown["governor_allowance_permits_per_second"])
+    assert not [name for name in shown if name.startswith(("governor_limited_by{", "governor_signal"))]
+
+
+async def test_a_process_with_other_settings_says_so(fleet: Fleet) -> None:
+    """The leader writes down the hash of its settings; whoever has others raises a metric."""
+    one = fleet.controller("one", settings=SETTINGS.model_copy(update={"interval_s": 5.0}))
+    await decided(one)
+    await fleet.controller("two").tick()
+    assert samples()["governor_settings_differ"] == 1
+    await fleet.controller("three", settings=SETTINGS.model_copy(update={"interval_s": 5.0})).tick()
+    assert samples()["governor_settings_differ"] == 0
+
+
+def samples() -> dict[str, float]:
+    """Return what a scrape would show."""
+    found = {}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found

@@ -17,6 +17,7 @@ from expiry.holds import Hold
 from expiry.promises import CHECKS
 from expiry.settings import Settings
 from expiry.wanted import Item
+from governor import GovernorSettings
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -280,3 +281,24 @@ async def test_the_table_says_it_in_plain_words(conn: Connection, history: dict[
     assert "1 wrong of 7 holds" in text.getvalue()
     assert f"✗ P3  {history['held'].id} has generation 1 but 0 placed" in text.getvalue()
     assert max(len(line) for line in text.getvalue().splitlines()) <= 80
+
+
+async def test_the_doctor_explains_the_rate(conn: asyncpg.Connection[asyncpg.Record]) -> None:
+    """In one sentence, with the grant that is missing where the role may not measure."""
+    await conn.execute(
+        "DO $$ BEGIN CREATE ROLE blind; EXCEPTION WHEN duplicate_object THEN NULL; END $$;"
+        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO blind"
+    )
+
+    async def note() -> str:
+        settings = Settings(mode="sweep")
+        found = await doctor.examine(conn, since=None, settings=settings, governor=GovernorSettings())
+        [finding] = [f for f in found if f.check is doctor.GOVERNOR]
+        return finding.note
+
+    assert await note() == (
+        "5/s, the floor: nobody has led yet; start a worker, or see why none gets the lease."
+    )
+    await conn.execute("SET ROLE blind")
+    assert (await note()).endswith("limit the rate: GRANT pg_read_all_stats TO blind.")
+    await conn.execute("RESET ROLE")
