@@ -11,7 +11,6 @@ from expiry.errors import SetupError
 from expiry.permits import FLEET, Permits
 from expiry.settings import Settings
 from governor import Controller, GovernorSettings
-from governor.probes import Probes
 from governor.probes.build import build
 from governor.probes.settings import ProbeSettings
 from governor.settings import digest
@@ -47,7 +46,12 @@ async def run(
         if settings.database_pooler:
             log.warning("governor.measures_nothing", why="the probes need the server itself, not a pooler")
         elif measured is not None:
-            probes = _probes(measured, settings, governor)
+            probes = build(
+                measured,
+                database_url=settings.database_url.get_secret_value(),
+                interval_s=governor.interval_s,
+                pool_wait_s=permits.waits.longest_s,
+            )
         controller = Controller(
             pool,
             name=FLEET,
@@ -63,14 +67,6 @@ async def run(
         raise SetupError(f"The governor cannot start: {error}.") from error
     permits.moved = lambda: permits.primary is not None and controller.home == "postgres"
     await controller.run(stop)
-
-
-def _probes(measured: ProbeSettings, settings: Settings, governor: GovernorSettings) -> Probes:
-    return build(
-        measured,
-        database_url=settings.database_url.get_secret_value(),
-        interval_s=governor.interval_s,
-    )
 
 
 def settings_hash(governor: GovernorSettings, measured: ProbeSettings | None) -> str:

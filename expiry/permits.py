@@ -8,16 +8,18 @@ observes, the allowance is fixed at the ceiling, and every process publishes tha
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import asyncpg
 import structlog
 
 from expiry.expire import Outcome
+from expiry.holds import Conn
 from governor import Bucket, BucketUnavailable, GovernorSettings, Limiter, Outcomes, Priority
 from governor.controller import DEAD_INTERVALS
+from governor.probes.pool_wait import Waits
 from governor.telemetry import CUTS
 
 FLEET = "expiry"  # of governor_lease, governor_journal and governor_orders: one database, one budget
@@ -58,6 +60,7 @@ class Permits:
     fallback: Bucket  # PostgreSQL: who has no PostgreSQL needs no permit
     governor: GovernorSettings
     outcomes: Outcomes = field(default_factory=Outcomes)
+    waits: Waits = field(default_factory=Waits)  # for connections of the loops' pool
     moved: Callable[[], bool] = lambda: False  # whether the allowance is at the fallback
     _avoid_until_s: float = field(default=0.0, init=False)
     _limiters: dict[tuple[int, Priority], Limiter] = field(default_factory=dict, init=False)
@@ -129,6 +132,16 @@ class Permits:
             await bucket.refund(n)
         except BucketUnavailable:
             self._avoid(bucket)
+
+    @asynccontextmanager
+    async def connection(self, pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncIterator[Conn]:
+        """Take a connection for a batch; how long that takes is a signal: more work would only queue there."""
+        with self.waits.waiting():
+            conn = await pool.acquire()
+        try:
+            yield conn
+        finally:
+            await pool.release(conn)
 
     def note(self, outcomes: Iterable[Outcome]) -> None:
         """Count attempts that ended; contended ones and rows at fault say nothing of the database."""

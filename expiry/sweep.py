@@ -101,7 +101,7 @@ class Sweep:
     async def _expire(self, rows: list[asyncpg.Record]) -> list[Outcome]:
         wakes = [Wake(r["id"], r["generation"]) for r in rows]
         try:
-            async with self.pool.acquire() as conn:
+            async with self.permits.connection(self.pool) as conn:
                 outcomes = await expire_batch(conn, wakes, by="sweep", settings=self.settings)
         except Exception as error:
             await self.permits.note_failure(error, len(wakes))

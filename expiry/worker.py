@@ -233,8 +233,9 @@ class GovernedWorker(Worker):
         del self._in_flight[id(claim)]  # a cancelled batch stays, for close() to hand back
 
     async def _expire(self, claim: Claim) -> list[Outcome]:
+        pool, permits = self._database, self._permits
         try:
-            async with self._database.acquire() as conn:
+            async with pool.acquire() if permits is None else permits.connection(pool) as conn:
                 outcomes = await expire_batch(conn, claim.wakes, by="worker", settings=self._settings)
         except Exception as error:
             if self._permits is not None:

@@ -248,9 +248,12 @@ async def test_the_leader_measures_the_database(pool: Pool, database_url: str, r
 
         async def told() -> bool:
             entries = await tail(pool, FLEET, limit=1)
-            return bool(entries) and {"active_backends", "commit_latency", "lock_waiters"} <= set(
-                entries[0].reading["saturation"]
-            )
+            return bool(entries) and {
+                "active_backends",
+                "commit_latency",
+                "lock_waiters",
+                "pool_wait",
+            } <= set(entries[0].reading["saturation"])
 
         await eventually(told)
     finally:
