@@ -80,8 +80,8 @@ class Caller:
     async def _put(self, path: str, body: bytes, answer: type[A]) -> A:
         return await self._transport.ask(Request(method="PUT", path=path, body=body, headers=_JSON), answer)
 
-    async def _delete(self, path: str) -> None:
-        await self._transport.ask(Request(method="DELETE", path=path), answers.Answer)
+    async def _delete(self, path: str, answer: type[A]) -> A:
+        return await self._transport.ask(Request(method="DELETE", path=path), answer)
 
     async def _post(
         self, path: str, body: bytes, answer: type[A], key: str | None = None, *, longer_s: float = 0.0

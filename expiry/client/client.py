@@ -268,6 +268,29 @@ class Client(Caller):
         body = words.body(bodies.ResumeBody, **words.given(reason=reason))
         return await self._post(words.path("/v1/loops", loop) + "/resume", body, answers.LoopAnswer)
 
+    async def governor(self) -> answers.GovernorAnswer:
+        """Get how many transitions a second may start, and why."""
+        return await self._get("/v1/governor", answers.GovernorAnswer)
+
+    async def pause_governor(self, *, reason: str) -> answers.OrdersAnswer:
+        """Allow nothing in the whole fleet, not even the floor."""
+        body = words.body(bodies.PauseBody, reason=reason)
+        return await self._post("/v1/governor/pause", body, answers.OrdersAnswer)
+
+    async def resume_governor(self, *, reason: str | None = None) -> answers.OrdersAnswer:
+        """End a pause: the fleet goes on at half the last good rate at most."""
+        body = words.body(bodies.ResumeBody, **words.given(reason=reason))
+        return await self._post("/v1/governor/resume", body, answers.OrdersAnswer)
+
+    async def override(self, *, ceiling_per_s: float, ttl_s: float, reason: str) -> answers.OrdersAnswer:
+        """Lower the ceiling, permits a second, for so many seconds. Raises OutOfRangeError: it only lowers."""
+        body = words.body(bodies.OverrideBody, ceiling_per_s=ceiling_per_s, ttl_s=ttl_s, reason=reason)
+        return await self._put("/v1/governor/override", body, answers.OrdersAnswer)
+
+    async def end_override(self) -> answers.OrdersAnswer:
+        """End an override before its time."""
+        return await self._delete("/v1/governor/override", answers.OrdersAnswer)
+
     async def create_key(
         self,
         *,
@@ -299,4 +322,4 @@ class Client(Caller):
 
     async def revoke_key(self, key_id: str) -> None:
         """Revoke an API key by its id, for good. Repeating it is harmless. Raises KeyNotFoundError."""
-        await self._delete(words.path("/v1/keys", key_id))
+        await self._delete(words.path("/v1/keys", key_id), answers.Answer)

@@ -17,11 +17,11 @@ from expiry.api.document.openapi import document
 from tests.api_client import PLATFORM, TENANT, Api, read
 
 DOCUMENT = document(OPERATIONS)
-# What must have been done before; apart from these, each example stands alone.
 # Texts that the example says as they come, and numbers that depend on what was done before.
 PLAIN = {"state", "type", "what", "resource_id", "external_ref", "reason", "name", "tenant_id", "scopes"}
 WHOLE = ("results", "items", "history", "scopes")
 COUNTS = {"held", "confirmed", "available", "eligible", "expired", "queue_depth"}
+# What must have been done before; apart from these, each example stands alone.
 FIRST = {"holds_return": "holds_confirm", "resources_get": "resources_put"}
 
 
@@ -126,7 +126,8 @@ async def test_every_example_runs(api: Api, subtests: pytest.Subtests) -> None:
             assert response.status == min(map(int, operation["responses"])), await response.text()
             found = await conforms(response, operation)
             media = resolved(operation["responses"][str(response.status)]).get("content", {})
-            if "example" in media.get("application/json", {}):
+            # How a database is doing is no consequence of the request.
+            if name != "operations_get_governor" and "example" in media.get("application/json", {}):
                 assert facts(found) == facts(media["application/json"]["example"])
             ran.add(name)
     assert ran == {o["operationId"] for _, _, o in operations()}

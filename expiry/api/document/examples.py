@@ -32,6 +32,11 @@ def _batch_released(batch: Json) -> Json:
     return {"results": [{"status": 200, "hold": _ended("released")(batch["results"][0]["hold"])}]}
 
 
+def _paused(orders: Json) -> Json:
+    pause = orders["pause"] | {"ceiling_per_s": None, "reason": "database maintenance", "ends_at": None}
+    return orders | {"pause": pause, "override": None}
+
+
 _ANSWERS: dict[str, Callable[[Json], Json]] = {
     "holds_renew": _renewed,
     "holds_confirm": _ended("confirmed"),
@@ -39,6 +44,10 @@ _ANSWERS: dict[str, Callable[[Json], Json]] = {
     "holds_return": _ended("returned"),
     "batches_place": _batch_placed,
     "batches_release": _batch_released,
+    "operations_pause_governor": _paused,
+    "operations_resume_governor": lambda orders: orders | {"pause": None, "override": None},
+    "operations_put_override": lambda orders: orders | {"pause": None},
+    "operations_delete_override": lambda orders: orders | {"pause": None, "override": None},
     "operations_resume": lambda loop: loop | {"paused": False, "reason": "done"},
 }
 

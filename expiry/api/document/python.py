@@ -21,4 +21,9 @@ CALLS = {
     "operations_get_overview": "await client.overview()",
     "operations_pause": 'await client.pause("sweep", reason="database maintenance")',
     "operations_resume": 'await client.resume("sweep")',
+    "operations_get_governor": "(await client.governor()).reason",
+    "operations_pause_governor": 'await client.pause_governor(reason="database maintenance")',
+    "operations_resume_governor": "await client.resume_governor()",
+    "operations_put_override": 'await client.override(ceiling_per_s=200, ttl_s=3600, reason="sale starts at noon")',
+    "operations_delete_override": "await client.end_override()",
 }
