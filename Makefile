@@ -54,7 +54,8 @@ clean: ## Remove what make and the tools made; the data of `expiry dev` stays
 		.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find expiry governor tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# umask: as root the servers run as another user, who must be able to read what is installed.
+# --no-deps: the lock is complete, and pip 23 takes coverage[toml] for a requirement without a pin once a newer one is
+# out. umask: as root the servers run as another user, who must be able to read what is installed.
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "expiry needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -63,7 +64,7 @@ $(STAMP): pyproject.toml requirements.lock
 		exit 1; }
 	umask 022 && $(PYTHON) -m venv $(VENV)
 	umask 022 && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--require-hashes -r requirements.lock
+		--require-hashes --no-deps -r requirements.lock
 	umask 022 && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps --no-build-isolation -e .
 	@touch $@
