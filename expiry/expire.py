@@ -16,14 +16,15 @@ from prometheus_client import Counter, Histogram
 from expiry.deadletters import Failure, lies_in_row, record_failure
 from expiry.holds import ENDED, Conn
 from expiry.settings import Settings
+from expiry.telemetry import BatchHistogram
 
 OUTCOMES = ("expired", "early", "stale", "ended", "contended", "missing", "failed", "dead")
 NOT_STARTED = frozenset({"early", "stale", "ended", "missing"})  # these give their permit back
 ATTEMPTS = Counter("expiry_attempts", "Holds that a statement tried to expire.", ["outcome", "by"])
-LAG = Histogram(
+LAG = BatchHistogram(
     "expiry_lag_seconds",
     "End of an expired hold minus its deadline, on the database's clock.",
-    ["by"],
+    by=("worker", "sweep"),
     buckets=(0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600),
 )
 BATCH_SECONDS = Histogram(
@@ -33,7 +34,6 @@ BATCH_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
 )
 for _by in ("worker", "sweep"):
-    LAG.labels(_by)
     BATCH_SECONDS.labels(_by)
     for _outcome in OUTCOMES:
         ATTEMPTS.labels(_outcome, _by)
@@ -82,10 +82,7 @@ async def expire_batch(conn: Conn, wakes: Sequence[Wake], *, by: str, settings: 
     tally = Tally(o.kind for o in outcomes)
     for kind, count in tally.items():
         ATTEMPTS.labels(kind, by).inc(count)
-    lag = LAG.labels(by)
-    for outcome in outcomes:
-        if outcome.kind == "expired":
-            lag.observe(outcome.ms / 1000)
+    LAG.observe(by, [o.ms / 1000 for o in outcomes if o.kind == "expired"])
     ENDED.labels("expired").inc(tally["expired"])
     return outcomes
 

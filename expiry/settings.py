@@ -86,10 +86,10 @@ class Settings(BaseSettings):
     )
     batch_max: int = Field(default=500, ge=1, le=5000, description="Holds expired by one statement, at most.")
     batches_in_flight_max: int = Field(
-        default=2,
+        default=3,
         ge=1,
         le=16,
-        description="Statements of one worker running at once, at most: one runs while the next is claimed.",
+        description="Batches of one worker under way at once, at most: some run while others are claimed or settled.",
     )
     worker_enabled: bool = Field(default=True, description="Run the worker loop in this process.")
     promoter_enabled: bool = Field(default=True, description="Run the promoter loop in this process.")

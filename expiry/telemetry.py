@@ -6,10 +6,46 @@ Metrics are declared in the module that moves them; this one sets up the log and
 import logging
 import re
 import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import INF, floatToGoString
+
+
+class BatchHistogram(Collector):
+    """A histogram that takes in a whole batch: a search for each bound instead of two locks for each value."""
+
+    def __init__(self, name: str, documentation: str, *, by: Sequence[str], buckets: Sequence[float]) -> None:
+        """Register it with a label `by`, whose values are known; `buckets` are upper bounds, ascending."""
+        self._name = name
+        self._documentation = documentation
+        self._labelnames = ("by",)  # as prometheus_client's own have them; README's table is made from it
+        self._bounds = (*buckets, INF)
+        self._counts = {value: [0] * len(self._bounds) for value in by}  # cumulative, as Prometheus has them
+        self._sums = dict.fromkeys(by, 0.0)
+        REGISTRY.register(self)
+
+    def observe(self, by: str, values: Iterable[float]) -> None:
+        """Take in these values."""
+        ordered = sorted(values)
+        counts = self._counts[by]
+        for n, bound in enumerate(self._bounds):
+            counts[n] += bisect_right(ordered, bound)
+        self._sums[by] += sum(ordered)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Answer what Prometheus reads."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=["by"])
+        for by, counts in self._counts.items():
+            named = zip(map(floatToGoString, self._bounds), counts, strict=True)
+            family.add_metric([by], [*named], self._sums[by])
+        yield family
+
 
 LOOP_ERRORS = Counter(
     "expiry_loop_errors", "Rounds of a loop that failed and were backed off.", ["loop", "kind"]

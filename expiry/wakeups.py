@@ -68,7 +68,6 @@ class Claim:
     wakes: list[Wake]
     ids: list[bytes]
     now_ms: float
-    oldest_ms: float | None
     head_ms: float | None
     permit_wait_s: float
     allowance_per_s: float
@@ -150,10 +149,10 @@ class Wakeups:
             [self.queue, self.bucket_key, self.aside],
             [want, self._lease_ms, f"{skew_ms:.3f}", self._floor],
         )
-        now_ms, wait_us, allowance, aside, head = answer[:5]
-        ids, scores = answer[5::2], [float(s) for s in answer[6::2]]
+        now_ms, wait_us, allowance, aside, head, again = answer[:6]
+        ids = answer[6:]
         CLAIMED.inc(len(ids))
-        LEASES_EXPIRED.inc(sum(score % 1 == 0.5 for score in scores))  # noqa: PLR2004 - see the script
+        LEASES_EXPIRED.inc(again)
         if aside:
             UNKNOWN.inc(aside)
             log.warning("wakeups.set_aside", count=aside, key=self.aside)
@@ -161,7 +160,6 @@ class Wakeups:
             wakes=[parse(i) for i in ids],
             ids=ids,
             now_ms=float(now_ms),
-            oldest_ms=scores[0] if scores else None,
             head_ms=None if head is None else float(head),
             permit_wait_s=wait_us / 1_000_000,
             allowance_per_s=allowance / 1000,

@@ -131,7 +131,7 @@ LEASE = "redis.call('ZADD', KEYS[1], 'XX', unpack(moves))"
 TAKE = "local granted, wait_us, state = bucket.take(KEYS[2], #ids, ARGV[4], now_us)"
 MUTANTS = {
     "claims without a lease": Mutant("claim", LEASE, "", a_claim_hides),
-    "leases from the deadline": Mutant("claim", "now_ms + ARGV[2])", "scores[1] + ARGV[2])", a_claim_hides),
+    "leases from the deadline": Mutant("claim", "now_ms + ARGV[2])", "due[2] + ARGV[2])", a_claim_hides),
     "claims by removing": Mutant(
         "claim", LEASE, "for i = 2, #moves, 2 do redis.call('ZREM', KEYS[1], moves[i]) end", a_lease_ends
     ),

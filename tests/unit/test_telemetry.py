@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY, Histogram
 
-from expiry.telemetry import mask, set_up_logging
+from expiry.telemetry import BatchHistogram, mask, set_up_logging
 
 SECRET = "s3cret"  # noqa: S105 - to be looked for in what is written
 URL = f"postgresql://joe:{SECRET}@db:5432/expiry"
@@ -148,3 +151,28 @@ def test_setting_up_twice_writes_once(capsys: pytest.CaptureFixture[str]) -> Non
     logging.getLogger("library").warning("theirs")
     log.info("ours")
     assert [event["event"] for event in written(capsys)] == ["theirs", "ours"]
+
+
+BOUNDS = (0.001, 0.5, 2.0)
+MINE = BatchHistogram("test_mine", "In batches.", by=("a", "b"), buckets=BOUNDS)
+THEIRS = Histogram("test_theirs", "One by one.", ["by"], buckets=BOUNDS)
+
+
+@given(st.lists(st.sampled_from(BOUNDS) | st.floats(min_value=0, max_value=4), max_size=20))
+def test_a_histogram_of_batches_counts_as_one_of_values(values: list[float]) -> None:
+    """A value on a bound belongs below it; batches add up."""
+    MINE.observe("a", values)
+    for value in values:
+        THEIRS.labels("a").observe(value)
+    for suffix, labels in [
+        ("count", {}),
+        *(("bucket", {"le": le}) for le in ("0.001", "0.5", "2.0", "+Inf")),
+    ]:
+        mine, theirs = (
+            REGISTRY.get_sample_value(f"test_{name}_{suffix}", {"by": "a", **labels})
+            for name in ("mine", "theirs")
+        )
+        assert (mine or 0) == (theirs or 0)
+    sums = [REGISTRY.get_sample_value(f"test_{name}_sum", {"by": "a"}) for name in ("mine", "theirs")]
+    assert sums[0] == pytest.approx(sums[1] or 0)
+    assert REGISTRY.get_sample_value("test_mine_count", {"by": "b"}) == 0
