@@ -195,7 +195,7 @@ async def test_a_locked_resource_leaves_connections_to_others(
         api = await start_api(None, five)
         await api.declare(capacity=100)
         held = [await api.placed() for _ in range(12)]
-        conn = await asyncpg.connect(database_url)
+        conn, watch = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
         try:
             async with conn.transaction():
                 await conn.execute("SELECT FROM resources FOR UPDATE")
@@ -203,7 +203,7 @@ async def test_a_locked_resource_leaves_connections_to_others(
                 waiting += [
                     asyncio.ensure_future(api.place(items=[{"resource_id": "seat"}, {"resource_id": "x"}]))
                 ]
-                await eventually(lambda: conn.fetchval(f"SELECT count(*) > 1 FROM ({WAITING}) w"))
+                await eventually(lambda: watch.fetchval(f"SELECT count(*) > 1 FROM ({WAITING}) w"))
                 async with asyncio.timeout(1):
                     for _ in range(3):
                         other = await api.placed(resource_id="other")
@@ -211,3 +211,4 @@ async def test_a_locked_resource_leaves_connections_to_others(
             assert {answer.status for answer in await asyncio.gather(*waiting)} <= {200, 201}
         finally:
             await conn.close()
+            await watch.close()

@@ -441,7 +441,8 @@ async def test_who_finds_its_resource_locked_goes_with_the_next_that_waits(pool:
         assert await tasks[2] is not None
         assert not tasks[0].done()
         await eventually(
-            lambda: slow.fetchval(f"SELECT EXISTS (SELECT FROM {GROUPS} AND wait_event_type = 'Lock')")
+            # not on `slow`: within a transaction PostgreSQL shows who waits as of the first look
+            lambda: pool.fetchval(f"SELECT EXISTS (SELECT FROM {GROUPS} AND wait_event_type = 'Lock')")
         )
         await transaction.commit()
         holds_ = [hold for hold in await asyncio.gather(*tasks[:2]) if hold is not None]

@@ -21,9 +21,10 @@ from tests.helpers import data_parent, eventually
 
 # A parent of the servers that can be killed.
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from expiry import local
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
 servers = local.start(Path(sys.argv[1]))
 print(servers.database_url, servers.redis_url, flush=True)
 sys.stdin.read()
