@@ -5,11 +5,11 @@
 -- ARGV[3] number of done ids · their ids · then score, id, ... of those to come again
 local done = tonumber(ARGV[3])
 for first = 4, 3 + done, 1000 do
-  local members, bodies = {}, {}
-  for i = first, math.min(3 + done, first + 999) do
-    members[#members + 1], bodies[#bodies + 1] = ARGV[i], 'arq:job:' .. ARGV[i]
+  local last, bodies = math.min(3 + done, first + 999), {}
+  for i = first, last do
+    bodies[i - first + 1] = 'arq:job:' .. ARGV[i]
   end
-  redis.call('ZREM', KEYS[1], unpack(members))
+  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
   redis.call('UNLINK', unpack(bodies))
 end
 for i = 4 + done, #ARGV, 2 do
