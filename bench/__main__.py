@@ -92,7 +92,7 @@ async def _guarded() -> list[str]:
 
 @app.command(name="report")
 def report_(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)]) -> None:
-    """Print the tables of a folder's JSON files and write them into docs/benchmarks.md."""
+    """Print the tables of a folder's JSON files and write them, with the pictures, into docs/."""
     found = {}
     for name, part in PARTS.items():
         path = folder / f"{name}.json"

@@ -1,6 +1,6 @@
 """Results: kept as JSON with every raw run, shown as tables and pictures.
 
-`python -m bench report DIR` writes the tables of DIR's JSON files into docs/benchmarks.md.
+`python -m bench report DIR` writes the tables of DIR's JSON files into docs/benchmarks.md, and the pictures beside it.
 """
 
 import json
@@ -72,8 +72,10 @@ def load(path: Path) -> Result:
 
 
 def write_document(views: dict[str, tuple[Result, View]], document: Path = DOCUMENT) -> None:
-    """Put each part's table between its marks in the document."""
+    """Put each part's table between its marks in the document, and its picture in `pictures` beside it."""
     text = document.read_text()
+    pictures = document.with_name("pictures")
+    pictures.mkdir(exist_ok=True)
     for part, (result, view) in views.items():
         begin, end = f"<!-- {part} -->", f"<!-- /{part} -->"
         if begin not in text:
@@ -85,4 +87,5 @@ def write_document(views: dict[str, tuple[Result, View]], document: Path = DOCUM
         notes = "".join(f"\n{note}" for note in view.notes)
         body = f"{show.markdown(view.columns, view.rows)}\n{notes}\n\n{result.when}. {options}. {facts}.\n"
         text = f"{before}{begin}\n{body}{end}{after}"
+        (pictures / f"{part}.svg").write_text(view.picture)
     document.write_text(text)

@@ -176,6 +176,7 @@ def test_results_survive_a_file_and_fill_the_document_between_its_marks(tmp_path
         assert re.match(r"before\n<!-- drain -->\n\| drain ", text)
         assert text.endswith("<!-- /drain -->\nafter\n")
         assert "\nold\n" not in text
+    assert (tmp_path / "pictures/drain.svg").read_text() == view.picture
 
 
 def test_lags_are_pooled_over_runs_and_lone_holds_stand_apart() -> None:
