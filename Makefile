@@ -10,7 +10,7 @@ COVERAGE_MIN ?= 80
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check fmt bench bench-quick lock clean
+.PHONY: help setup demo test lint types check fmt bench bench-quick bench-governor lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ fmt: setup ## Format the code and apply the safe fixes
 
 bench-quick: setup ## Guard the ratios that a change must not ruin (a minute)
 	$(BIN)/python -m bench quick
+
+bench-governor: setup ## Let holds become due beside a shop, and things go wrong (an hour)
+	$(BIN)/python -m bench governor
 
 bench: setup ## Measure beside every peer (hours; docs/benchmarks.md has the parts)
 	$(BIN)/python -m bench all

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from bench import churn, drain, enqueue, http, idle, lag, quick, report, scale, show
+from bench import churn, drain, enqueue, governed, http, idle, lag, quick, report, scale, show
 from bench.options import Options
 from bench.report import Result, View
 from bench.stage import Stage, opened
@@ -31,6 +31,11 @@ PARTS = {
     "http": Part(http.measure, http.view, "How many holds one API process places, and how soon it answers."),
     "scale": Part(scale.measure, scale.view, "What a place and a sweep cost at each size of the table."),
     "churn": Part(churn.measure, churn.view, "What a long time of places and expiries leaves behind."),
+    "governor": Part(
+        governed.measure,
+        governed.view,
+        "What a shop notices while overdue holds are cleared, by each kind of limit.",
+    ),
     "idle": Part(idle.measure, idle.view, "What a worker costs that has nothing to do."),
 }
 
@@ -50,15 +55,32 @@ def _add(part: str, help_: str) -> None:
         idle_s: Annotated[float, typer.Option(help="How long an idle worker is watched.")] = 20,
         size: Annotated[int, typer.Option(help="Holds of the largest table.")] = 10_000_000,
         minutes: Annotated[float, typer.Option(help="How long to churn.")] = 60,
+        drain_s: Annotated[float, typer.Option(help="So long the best fixed rate needs.")] = 150,
+        courses: Annotated[str, typer.Option(help="Only these courses, separated by commas.")] = "",
         out: Annotated[Path, typer.Option(help="Where PART.json and PART.svg go.")] = Path("bench-out"),
     ) -> None:
-        named = frozenset(filter(None, peers.split(",")))
-        options = Options(named, runs, holds, limit_s, quiet_s, lone, idle_s, size, minutes)
+        options = Options(
+            _names(peers),
+            runs,
+            holds,
+            limit_s,
+            quiet_s,
+            lone,
+            idle_s,
+            size,
+            minutes,
+            drain_s,
+            _names(courses),
+        )
         for each in PARTS if part == "all" else (part,):
             result = uvloop.run(_measured(each, options))
             seen = PARTS[each].view(result)
             report.save(result, seen, out)
             _print(result, seen)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(filter(None, text.split(",")))
 
 
 for _name, _part in PARTS.items():

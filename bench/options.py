@@ -20,6 +20,8 @@ class Options:
     idle_s: float = 20.0
     size: int = 10_000_000  # of the largest table
     minutes: float = 60.0  # of churn
+    drain_s: float = 150.0  # so long the best fixed rate needs for a governed clearance
+    courses: frozenset[str] = frozenset()  # of a governed clearance, by name; none named: all
 
     def of(self, part: str) -> dict[str, Any]:
         """Answer those that matter to a part."""
@@ -30,6 +32,7 @@ class Options:
             "idle": ("runs", "idle_s"),
             "scale": ("runs", "size"),
             "churn": ("minutes",),
+            "governor": ("drain_s",),
         }
         return {name: getattr(self, name) for name in names.get(part, ("runs",))}
 

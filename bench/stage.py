@@ -35,7 +35,8 @@ SHOWN = (
     "shared_buffers",
     "max_wal_size",
 )
-OVERDUE = timedelta(minutes=5)  # how long ago the deadlines of a drain were
+OVERDUE = timedelta(minutes=5)  # how long ago the deadlines of a drain were, at least
+APART = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ class Stage:
             await schema.apply(conn)
             await conn.execute("SELECT expiry_epoch()")
             if holds:
-                await seed(conn, holds, first=datetime.now(UTC) - OVERDUE, counted=counted)
+                first = datetime.now(UTC) - OVERDUE - holds * APART
+                await seed(conn, holds, first=first, counted=counted)
             await conn.execute("VACUUM (FREEZE, ANALYZE)")
         return name
 
@@ -127,7 +129,7 @@ async def seed(
     holds: int,
     *,
     first: datetime,
-    apart: timedelta = timedelta(milliseconds=1),
+    apart: timedelta = APART,
     counted: bool = False,
 ) -> None:
     """Insert holds whose deadlines follow one another from `first` on."""

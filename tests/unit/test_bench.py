@@ -10,8 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import drain, enqueue, idle, lag, quick, report, show
+from bench import drain, enqueue, governed, idle, lag, quick, report, show
 from bench.figures import figure, paired_ratio, percentile
+from bench.governed import judge
 from bench.proc import cpu_s, parse_stat, said, started
 from bench.report import Result
 
@@ -244,3 +245,62 @@ async def test_a_guard_that_falls_short_is_measured_again_before_it_counts() -> 
         patch.setattr(quick, "GUARDS", guards)
         short = await quick.failing(None)  # type: ignore[arg-type]
     assert short == ["slow: 0.200 (aim 0.600, at least 0.300)"]
+
+
+def test_the_shop_is_judged_between_start_and_end_and_again_after_the_fault() -> None:
+    """Seconds that only touch the clearance are not in it; what a fault left in queues has ten seconds to go."""
+    seconds = [{"at": 99 + n, "ms": [1.0 + n] * 100, "failed": n == 2} for n in range(43)]
+    shop = judge.shop(seconds, start_s=99.5, end_s=140.5, clear_s=20.0)
+    assert shop["orders"] == 41 * 100  # 99 began too early by half a second at most, 140 ended too late
+    assert shop["failed"] == 1 / 4100
+    assert (shop["p50_ms"], shop["p99_ms"]) == (21.0, 41.0)
+    assert shop["after_p99_ms"] == 41.0
+    assert [at for at, _ in shop["slices"]] == list(range(0, 40, 2))
+
+
+def test_a_shop_without_orders_is_no_result() -> None:
+    """A process that never began would look like a fast one."""
+    with pytest.raises(RuntimeError, match="no orders"):
+        judge.shop([{"at": 5, "ms": [1.0], "failed": 0}], start_s=10.0, end_s=20.0, clear_s=None)
+
+
+def _cleared(course: str, contender: str, p99_ms: float, drain_s: float | None) -> dict[str, Any]:
+    return {
+        "course": course,
+        "contender": contender,
+        "title": {"governed": "expiry, governed"}.get(contender, contender),
+        "p50_ms": 2.0,
+        "p99_ms": p99_ms,
+        "after_p99_ms": None,
+        "failed": 0.0,
+        "drain_s": drain_s,
+        "slices": [(0, p99_ms), (2, p99_ms * 2)],
+        "ages": [(0.5, 300.5), (1.5, 301.5)],
+        "allowance": [(-3.0, 5.0), (1.0, 100.0)],
+    }
+
+
+def test_a_clearance_is_compared_within_its_course() -> None:
+    """The shop alone is another one while the database is slow."""
+    runs = [
+        _cleared("calm", "alone", 4.0, None),
+        _cleared("calm", "fixed", 6.0, 100.0),
+        _cleared("calm", "governed", 5.0, 120.0),
+        _cleared("slow", "alone", 40.0, None),
+        _cleared("slow", "governed", 60.0, 300.0),
+    ]
+    assert judge.beside(runs, runs[2]) == {"of_alone": 1.25, "of_fixed": 1.2}
+    assert judge.beside(runs, runs[4]) == {"of_alone": 1.5, "of_fixed": None}
+    seen = governed.view(Result("governor", {}, runs, {}, ""))
+    assert seen.rows[2] == [
+        "expiry, governed - nothing goes wrong",
+        "2.00",
+        "5.00",
+        "1.25",
+        "0",
+        "-",
+        "120",
+        "1.20",
+    ]
+    drawn = ET.fromstring(seen.picture)  # noqa: S314 - our own
+    assert len(drawn.findall("{*}polyline")) == 3 + 5 + 5  # allowances but of the shop alone, ages, latencies

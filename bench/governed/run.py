@@ -1,0 +1,210 @@
+"""Play every course with everybody who clears, after the targets and the best fixed rate are known."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bench import contenders, sql
+from bench.fill import fill
+from bench.governed import judge
+from bench.governed.checkout import TABLES
+from bench.governed.course import ALONE, BEGINS_S, CALM_S, COURSES, Clearer, Course, clearers, fixed
+from bench.governed.faults import quietly
+from bench.options import Options
+from bench.proc import said, started
+from bench.stage import Stage, connection
+
+ORDERS_PER_S = 300.0
+LEAD_S = 8.0  # for processes to start, beside filling
+FILL_PER_S = 60_000  # wake-ups, at least
+LOOK_S = 1.0
+ANSWER_S_MAX = 0.5
+LIMIT = 3.0  # a clearance is cut off after so many times what the best fixed rate needs
+WITHIN = 1.5  # p99 of the shop alone, times this, is what clearing may make of it
+RATES = [round(1000 * 2 ** (k / 2)) for k in range(11)]  # of the search, holds/s: 1,000 to 32,000
+TRIAL_S = 15.0
+NEVER_S = 1e12
+_PATHS = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+LEFT = "SELECT EXISTS (SELECT FROM holds WHERE state = 'held')"
+
+# From where the oldest was last: what has ended since is still in the index, and reading past it is not for free.
+OLDEST = "SELECT min(expires_at) FROM holds WHERE state = 'held' AND expires_at >= $1"
+JOURNAL = """
+SELECT extract(epoch FROM decided_at)::float8 AS at, (decision->>'allowance_per_s')::float8 AS per_s
+  FROM governor_journal ORDER BY id
+"""
+
+
+async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
+    """Find targets and the best fixed rate on the calm course, then play all; a line for each run."""
+    calm = COURSES[0]
+    await stage.fresh(await stage.template(holds=0))
+    alone, targets = await _calibrated(stage, calm)
+    best_per_s = await _best_fixed(stage, calm, WITHIN * alone["p99_ms"])
+    holds = round(best_per_s * options.drain_s)
+    limit_s = LIMIT * holds / best_per_s
+    print(f"governor  {holds:,} holds; best fixed rate {best_per_s:,}/s; targets {targets}", flush=True)
+    runs: list[dict[str, Any]] = []
+    for course in COURSES:
+        if options.courses and course.name not in options.courses:
+            continue
+        runs.append(alone if course is calm else await _played(stage, course, ALONE, 0, course.alone_s))
+        chosen = [c for c in clearers(best_per_s, targets) if not options.peers or c.name in options.peers]
+        runs += [await _played(stage, course, clearer, holds, limit_s) for clearer in chosen]
+    return runs
+
+
+async def _calibrated(stage: Stage, course: Course) -> tuple[dict[str, Any], dict[str, str]]:
+    """Watch the shop alone, by `governor calibrate` too, as the guide says; answer the run and the targets."""
+    command = [
+        str(Path(sys.executable).with_name("governor")),
+        "calibrate",
+        f"--duration-s={CALM_S - 5}",
+        "--interval-s=0.4",
+    ]
+    env = stage.env | {"GOVERNOR_DATABASE_URL": stage.database_url, "GOVERNOR_PROBE_TIMEOUT_S": "0.3"}
+
+    async def watch() -> str:
+        await asyncio.sleep(LEAD_S + 2)
+        ended = await asyncio.to_thread(
+            subprocess.run, command, env=env, capture_output=True, text=True, timeout=2 * CALM_S, check=False
+        )
+        return ended.stdout + ended.stderr
+
+    watching = asyncio.create_task(watch())
+    alone = await _played(stage, course, ALONE, 0, CALM_S)
+    output = await watching
+    found = dict(re.findall(r"(GOVERNOR_\w+_TARGET\w*)=([0-9.]+)", output))
+    if not found:
+        raise RuntimeError(f"governor calibrate found nothing: {output[-2000:]}")
+    return alone, found | {"GOVERNOR_ACTIVE_BACKENDS_TARGET": str(os.cpu_count())}
+
+
+async def _best_fixed(stage: Stage, course: Course, p99_ms_max: float) -> int:
+    """Search for the highest fixed rate that keeps to p99; every rate below it does too, as far as was tried."""
+    low, high = 0, len(RATES)  # RATES[low] is taken, RATES[high] is too much
+    while high - low > 1:
+        middle = (low + high) // 2
+        clearer = fixed("trial", f"fixed at {RATES[middle]:,}/s", RATES[middle])
+        run = await _played(stage, course, clearer, round(RATES[-1] * TRIAL_S), TRIAL_S)
+        low, high = (middle, high) if run["p99_ms"] <= p99_ms_max else (low, middle)
+    return RATES[low]
+
+
+async def _played(
+    stage: Stage, course: Course, clearer: Clearer, holds: int, limit_s: float
+) -> dict[str, Any]:
+    names = {"contender": clearer.name, "title": clearer.title, "course": course.name}
+    try:
+        run = names | await once(stage, course, clearer, holds, limit_s)
+    except (RuntimeError, OSError, subprocess.SubprocessError, asyncpg.PostgresError) as error:
+        run = names | {"error": f"{type(error).__name__} {error}"}
+    told = (
+        run.get("error") or f"p99 {run['p99_ms']:.1f} ms, drained in {run['drain_s'] or float('nan'):.0f} s"
+    )
+    print(f"governor  {course.name}  {clearer.title}: {told}", flush=True)
+    return run
+
+
+async def once(stage: Stage, course: Course, clearer: Clearer, holds: int, limit_s: float) -> dict[str, Any]:
+    """One run: the shop starts, holds become due a little later, then perhaps something goes wrong."""
+    await stage.fresh(await stage.template(holds=holds))
+    start_s = time.time() + LEAD_S + holds / FILL_PER_S
+    log = stage.folder / f"{course.name}-{clearer.name}"
+    doubles_at_s = start_s + BEGINS_S if course.doubles else NEVER_S
+    shop = [
+        sys.executable,
+        "-m",
+        "bench.governed.checkout",
+        f"{ORDERS_PER_S}",
+        f"{start_s}",
+        f"{doubles_at_s}",
+    ]
+    async with connection(stage.database_url) as eye:
+        await eye.execute(TABLES)
+        if clearer.command:
+            await fill(stage, contenders.OURS, start_ms=int(start_s * 1000))
+        if time.time() > start_s - LEAD_S / 2:
+            raise RuntimeError("filling took too long; the processes would start late")
+        commands = [shop, clearer.command] if clearer.command else [shop]
+        with started(commands, stage.env | _PATHS | clearer.env, log) as processes:
+            await asyncio.sleep(max(start_s - time.time(), 0))
+            fault = asyncio.create_task(_fault(stage, course))
+            try:
+                ages = await _watched(stage, eye, start_s, limit_s, drains=bool(clearer.command))
+            finally:
+                fault.cancel()
+                await asyncio.gather(fault, return_exceptions=True)
+            end_s = time.time()
+            await asyncio.sleep(judge.TAIL_S)
+            if any(process.poll() is not None for process in processes):
+                raise RuntimeError(
+                    "a process ended early: " + (said(log) + said(log, len(commands) - 1))[-2000:]
+                )
+        async with connection(stage.database_url) as conn:
+            drained = bool(clearer.command) and not await conn.fetchval(LEFT)
+            done = await conn.fetchval("SELECT count(*) FROM holds WHERE state = 'expired'")
+            wrong = [row["what"] for row in await conn.fetch(sql.WRONG)]
+            journal = await conn.fetch(JOURNAL) if clearer.governed else []
+    if wrong:
+        raise RuntimeError(f"the books are wrong: {wrong}")
+    return {
+        "drain_s": end_s - start_s if drained else None,
+        "done": done,
+        "allowance": [(round(row["at"] - start_s, 1), row["per_s"]) for row in journal]
+        or ([(0.0, clearer.fixed_per_s)] if clearer.fixed_per_s else []),
+        "ages": ages,
+        **judge.shop(
+            [json.loads(line) for line in said(log).splitlines() if line.startswith("{")],
+            start_s=start_s,
+            end_s=end_s,
+            clear_s=course.clear_s,
+        ),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+async def _fault(stage: Stage, course: Course) -> None:
+    if course.fault is not None:
+        await asyncio.sleep(BEGINS_S)
+        await quietly(course.fault(stage, course.lasts_s))
+
+
+async def _watched(
+    stage: Stage, eye: "asyncpg.Connection[Any]", start_s: float, limit_s: float, *, drains: bool
+) -> list[tuple[float, float]]:
+    """Look each second until all is done or the limit is reached; answer (s since the start, age of the oldest, s)."""
+    ages: list[tuple[float, float]] = []
+    oldest = datetime.fromtimestamp(0, UTC)
+    while (elapsed_s := time.time() - start_s) < limit_s:
+        if drains:
+            try:
+                oldest = await eye.fetchval(OLDEST, oldest, timeout=ANSWER_S_MAX)
+            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                eye = await _again(stage, eye)
+            else:
+                if oldest is None:
+                    break
+                ages.append((round(elapsed_s, 1), round(time.time() - oldest.timestamp(), 1)))
+        await asyncio.sleep(LOOK_S)
+    return ages
+
+
+async def _again(stage: Stage, eye: "asyncpg.Connection[Any]") -> "asyncpg.Connection[Any]":
+    """Answer a connection that can be used, the old one if no other is to be had yet."""
+    if not eye.is_closed():
+        return eye
+    try:
+        return await asyncpg.connect(stage.database_url, timeout=ANSWER_S_MAX)
+    except (TimeoutError, OSError, asyncpg.PostgresError):
+        return eye
