@@ -19,6 +19,8 @@ from governor.probes.build import TARGETS, build
 from governor.probes.settings import ProbeSettings
 
 _SAMPLES_LEAST = 100  # a p99 of fewer is their maximum
+# What is in use of something fixed, whatever the rate: near a target from ordinary traffic, it would hold every climb.
+_SHARES = frozenset({"connections"})
 _MISSING_MOST = 0.05  # share of missing samples beyond which the rest may not be ordinary
 
 
@@ -49,7 +51,7 @@ async def calibrate(
     """Read started probes once per interval for duration_s, and propose p99 x margin for each.
 
     margin > 1: the law aims at 0.85 of a target, so 1.5 leaves ordinary traffic at 0.78 of that. Nothing
-    is proposed from fewer than 100 samples, nor for what only ever read 0.
+    is proposed from fewer than 100 samples, nor for what only ever read 0, nor for a share of something fixed.
     """
     if margin <= 1:
         raise ValueError(
@@ -70,7 +72,7 @@ def propose(probe: Probe, values: Sequence[float], *, reads: int, margin: float)
     """Propose a target from what was read of `reads` attempts."""
     p50, p99, most = _percentiles(values)
     setting, highest = _setting(probe.name)
-    proposed, why = None, _unfit(p99, count=len(values), reads=reads)
+    proposed, why = None, _unfit(probe.name, p99, count=len(values), reads=reads)
     if not why:
         proposed = min(_rounded_up(p99 * margin), highest)
         above = sum(value > probe.target for value in values) / len(values)
@@ -89,12 +91,14 @@ def propose(probe: Probe, values: Sequence[float], *, reads: int, margin: float)
     )
 
 
-def _unfit(p99: float, *, count: int, reads: int) -> str:
+def _unfit(name: str, p99: float, *, count: int, reads: int) -> str:
     """Say why nothing follows from the samples; "" if something does."""
     if count < _SAMPLES_LEAST:
         return f"{count} samples, {_SAMPLES_LEAST} are needed"
     if reads - count > _MISSING_MOST * reads:
         return f"{reads - count} of {reads} samples are missing"
+    if name in _SHARES:
+        return "a share of what there is; what ordinary traffic takes of it says nothing"
     if p99 <= 0:
         return "at least 99 % of samples were 0"
     return ""

@@ -87,7 +87,11 @@ async def _calibrated(stage: Stage, course: Course) -> tuple[dict[str, Any], dic
     found = dict(re.findall(r"(GOVERNOR_\w+_TARGET\w*)=([0-9.]+)", output))
     if not found:
         raise RuntimeError(f"governor calibrate found nothing: {output[-2000:]}")
-    return alone, found | {"GOVERNOR_ACTIVE_BACKENDS_TARGET": str(os.cpu_count())}
+    return alone, found | {
+        "GOVERNOR_ACTIVE_BACKENDS_TARGET": str(os.cpu_count()),
+        "GOVERNOR_CUSTOM_SQL": "SELECT p99_ms FROM shop_latency",
+        "GOVERNOR_CUSTOM_SQL_TARGET": f"{WITHIN * alone['p99_ms']:.2f}",
+    }
 
 
 async def _best_fixed(stage: Stage, course: Course, p99_ms_max: float) -> int:

@@ -72,10 +72,17 @@ def test_nothing_is_proposed_from_what_says_nothing(values: list[float], reads: 
 
 
 def test_a_proposal_is_one_that_the_settings_take() -> None:
-    """Connections are never allowed beyond 0.95, however many are ordinary."""
-    proposal = propose(FakeProbe(float, name="connections", target=0.8), [0.9] * 200, reads=200, margin=1.5)
-    assert proposal.proposed == 0.95
+    """A target has a greatest value, however much is ordinary."""
+    proposal = propose(FakeProbe(float, name="lock_waiters", target=5), [9000] * 200, reads=200, margin=1.5)
+    assert proposal.proposed == 10_000
     assert "100.0%" in proposal.why
+
+
+def test_no_target_for_connections_follows_from_those_in_use() -> None:
+    """It reads the same at any rate: at 0.92 of such a target a fleet once climbed from 100 to 160/s in a minute."""
+    proposal = propose(FakeProbe(float, name="connections", target=0.8), [0.06] * 200, reads=200, margin=1.5)
+    assert proposal.proposed is None
+    assert "a share" in proposal.why
 
 
 def test_a_probe_of_the_host_program_has_no_setting() -> None:
