@@ -27,6 +27,8 @@ PUBLISH_INTERVAL_S = 2.0
 PUBLISHED_FOR_S = 3 * PUBLISH_INTERVAL_S + 1  # one lost publication must not drop the fleet to the floor
 PRIMARY_AVOIDED_S = 5.0  # after it failed: a Redis that hangs would cost its timeout at every batch
 BATCH_S_OF_ALLOWANCE = 0.2  # a batch is at most this much of the allowance, so that the flow is smooth
+# Who comes for one permit when one is there gets all it asks for: at 5/s a fleet with a backlog would look idle.
+BATCH_MIN = 2
 GOVERNOR_GONE_S = 60.0  # a controller that has published nothing for so long was turned off
 CUT_FACTOR = 0.5
 
@@ -39,8 +41,8 @@ log = structlog.get_logger()
 
 
 def batch_size(batch_max: int, allowance_per_s: float) -> int:
-    """Answer how many holds one statement may take at this allowance: 1..batch_max."""
-    return max(1, min(batch_max, int(allowance_per_s * BATCH_S_OF_ALLOWANCE)))
+    """Answer how many holds one statement may take at this allowance: BATCH_MIN..batch_max."""
+    return min(batch_max, max(BATCH_MIN, int(allowance_per_s * BATCH_S_OF_ALLOWANCE)))
 
 
 def failure_of(error: BaseException) -> str | None:

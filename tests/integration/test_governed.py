@@ -98,6 +98,22 @@ async def test_timeouts_are_reported_and_brake_the_fleet(
             assert (attempts.completed, attempts.failed) == (0, 0)
 
 
+async def test_a_backlog_at_the_floor_is_not_taken_for_idleness(pool: Pool, settings: Settings) -> None:
+    """Each permit is used as it comes, and that more are wanted is seen: only so the law can climb again."""
+    holds = await overdue(pool, 20)
+    async with wakeups_on(settings) as wakeups:
+        permits = permits_of(pool, wakeups)
+        assert permits.primary is not None
+        await fill(wakeups, allowance_per_s=5)
+        await wakeups.enqueue_due(due(holds))
+        async with working(pool, settings, permits=permits):
+            await eventually(expired(pool, 3))
+            then = await permits.primary.read()
+            await eventually(expired(pool, 9))
+            now = await permits.primary.read()
+    assert now.unmet - then.unmet > 0.8 * (now.micros - then.micros)
+
+
 def sqlstate(state: str) -> asyncpg.PostgresError:
     """Return the error of this SQLSTATE."""
     error: Any = asyncpg.PostgresError.new({"C": state, "M": "x"})

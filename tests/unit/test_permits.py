@@ -44,12 +44,13 @@ async def away() -> AsyncIterator[RedisBucket]:
 
 
 @pytest.mark.parametrize(
-    ("allowance_per_s", "size"), [(0, 1), (4.9, 1), (100, 20), (2499, 499), (2500, 500), (1e9, 500)]
+    ("allowance_per_s", "size"), [(0, 2), (5, 2), (100, 20), (2499, 499), (2500, 500), (1e9, 500)]
 )
 def test_a_batch_is_a_fifth_of_a_second_of_the_allowance(allowance_per_s: float, size: int) -> None:
-    """At least one hold, at most as many as a statement may take."""
+    """At least two holds, at most as many as a statement may take."""
     assert BATCH_S_OF_ALLOWANCE == 0.2
     assert batch_size(500, allowance_per_s) == size
+    assert batch_size(1, allowance_per_s) == 1
 
 
 async def test_the_ceiling_is_published_to_one_bucket_only(clock: Clock) -> None:
