@@ -1,5 +1,6 @@
 """The courses that a run may take, and who clears the holds meanwhile."""
 
+import math
 import sys
 from dataclasses import dataclass, field
 
@@ -22,9 +23,11 @@ class Course:
     doubles: bool = False  # whether twice as many orders come from BEGINS_S on
 
     @property
-    def clear_s(self) -> float | None:
-        """When it is over, s after the start; None where nothing ends."""
-        return BEGINS_S + self.lasts_s if self.fault else None
+    def span(self) -> tuple[float, float] | None:
+        """From when to when it is wrong, s after the start; None where nothing is."""
+        if self.doubles:
+            return BEGINS_S, math.inf
+        return (BEGINS_S, BEGINS_S + self.lasts_s) if self.fault else None
 
     @property
     def alone_s(self) -> float:

@@ -7,47 +7,52 @@ from typing import Any
 from bench.figures import percentile
 
 TAIL_S = 6.0  # the shop goes on so long, so that late orders are in; they are not judged
-SETTLE_S = 10.0  # after a fault has ended: what the outage itself left in queues of the shop
+SETTLE_S = (
+    10.0  # after a fault has ended, what it left in queues of the shop is still counted as of the fault
+)
 SLICE_S = 2  # of the plots
 
 
 def shop(
-    seconds: Sequence[dict[str, Any]], *, start_s: float, end_s: float, clear_s: float | None
+    seconds: Sequence[dict[str, Any]],
+    *,
+    start_s: float,
+    end_s: float,
+    fault: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """Answer percentiles (ms) of the orders that were due from start to end, and after the fault.
+    """Answer percentiles (ms) of the orders that were due from start to end, in ordinary times and in the fault's.
 
-    Raises RuntimeError without any orders.
+    fault: from when to when, s after the start. Raises RuntimeError without any orders.
     """
     judged = [each for each in seconds if start_s - 1 < each["at"] and each["at"] + 1 <= end_s]
-    latencies = [ms for each in judged for ms in each["ms"]]
-    if not latencies:
+    begins_s, ends_s = (start_s + fault[0], start_s + fault[1] + SETTLE_S) if fault else (end_s, end_s)
+    ordinary = [ms for each in judged if not begins_s <= each["at"] < ends_s for ms in each["ms"]]
+    in_fault = [ms for each in judged if begins_s <= each["at"] < ends_s for ms in each["ms"]]
+    if not ordinary:
         raise RuntimeError("the shop had no orders")
-    after = [
-        ms
-        for each in judged
-        if clear_s is not None and each["at"] >= start_s + clear_s + SETTLE_S
-        for ms in each["ms"]
-    ]
     slices: dict[int, list[float]] = defaultdict(list)
     for each in judged:
         slices[int(each["at"] - start_s) // SLICE_S * SLICE_S] += each["ms"]
     return {
-        "orders": len(latencies),
-        "failed": sum(each["failed"] for each in judged) / len(latencies),
-        "p50_ms": percentile(latencies, 50),
-        "p99_ms": percentile(latencies, 99),
-        "after_p99_ms": percentile(after, 99) if after else None,
+        "orders": len(ordinary) + len(in_fault),
+        "failed": sum(each["failed"] for each in judged) / (len(ordinary) + len(in_fault)),
+        "p50_ms": percentile(ordinary, 50),
+        "p99_ms": percentile(ordinary, 99),
+        "fault_p99_ms": percentile(in_fault, 99) if in_fault else None,
         "slices": [(at, percentile(values, 99)) for at, values in sorted(slices.items())],
     }
 
 
 def beside(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, float | None]:
-    """Answer p99 by that of the shop alone on the same course, and the drain by that of the best fixed rate."""
+    """Answer both p99 by those of the shop alone on the same course, and the drain by that of the best fixed rate."""
     others = {r["contender"]: r for r in runs if r["course"] == run["course"] and "error" not in r}
-    alone, best = others.get("alone"), others.get("fixed")
     return {
-        "of_alone": run["p99_ms"] / alone["p99_ms"] if alone else None,
-        "of_fixed": run["drain_s"] / best["drain_s"]
-        if best and best["drain_s"] and run["drain_s"] and run["contender"] != "alone"
-        else None,
+        "of_alone": _ratio(run, others.get("alone"), "p99_ms"),
+        "fault_of_alone": _ratio(run, others.get("alone"), "fault_p99_ms"),
+        "of_fixed": _ratio(run, others.get("fixed"), "drain_s"),
     }
+
+
+def _ratio(run: dict[str, Any], other: dict[str, Any] | None, what: str) -> float | None:
+    mine, theirs = run[what], other and other[what]
+    return mine / theirs if mine and theirs else None

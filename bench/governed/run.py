@@ -177,7 +177,7 @@ async def once(
             [json.loads(line) for line in said(log).splitlines() if line.startswith("{")],
             start_s=start_s + warm_s,
             end_s=end_s,
-            clear_s=course.clear_s,
+            fault=course.span,
         ),
         "load_before": os.getloadavg()[0],
     }

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from bench.figures import figure
 from bench.governed import judge
-from bench.governed.course import BEGINS_S, COURSES, Course
+from bench.governed.course import COURSES, Course
 from bench.report import Result, View, failures, succeeded
 from bench.show import GREY, INK
 
@@ -17,8 +17,9 @@ COLUMNS = (
     "p50 ms",
     "p99 ms",
     "of alone",
+    "p99 in the fault, ms",
+    "of alone",
     "failed %",
-    "p99 after the fault, ms",
     "drained in s",
     "of best fixed",
 )
@@ -47,8 +48,9 @@ def view(result: Result) -> View:
                 figure(run["p50_ms"]),
                 figure(run["p99_ms"]),
                 figure(ratios["of_alone"]),
+                figure(run["fault_p99_ms"]),
+                figure(ratios["fault_of_alone"]),
                 figure(100 * run["failed"]),
-                figure(run["after_p99_ms"]),
                 figure(run["drain_s"]),
                 figure(ratios["of_fixed"]),
             ]
@@ -79,8 +81,8 @@ def picture(title: str, runs: Sequence[dict[str, Any]]) -> str:
         for number, course in enumerate(courses):
             panel = Panel(LEFT + number * (WIDTH + GAP), y, _seconds(runs, course), scale)
             parts += panel.frame(course.title if row == 0 else "", labelled=number == 0)
-            if course.fault or course.doubles:
-                parts.append(panel.shade(BEGINS_S, course.clear_s or panel.seconds))
+            if course.span:
+                parts.append(panel.shade(*course.span))
             parts += [
                 panel.line(line, COLOURS[contender])
                 for (played, contender), line in lines.items()

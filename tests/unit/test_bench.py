@@ -250,18 +250,17 @@ async def test_a_guard_that_falls_short_is_measured_again_before_it_counts() -> 
 def test_the_shop_is_judged_between_start_and_end_and_again_after_the_fault() -> None:
     """Seconds that only touch the clearance are not in it; what a fault left in queues has ten seconds to go."""
     seconds = [{"at": 99 + n, "ms": [1.0 + n] * 100, "failed": n == 2} for n in range(43)]
-    shop = judge.shop(seconds, start_s=99.5, end_s=140.5, clear_s=20.0)
+    shop = judge.shop(seconds, start_s=99.5, end_s=140.5, fault=(10.0, 20.0))
     assert shop["orders"] == 41 * 100  # 99 began too early by half a second at most, 140 ended too late
     assert shop["failed"] == 1 / 4100
-    assert (shop["p50_ms"], shop["p99_ms"]) == (21.0, 41.0)
-    assert shop["after_p99_ms"] == 41.0
+    assert (shop["p50_ms"], shop["p99_ms"], shop["fault_p99_ms"]) == (11.0, 41.0, 31.0)
     assert [at for at, _ in shop["slices"]] == list(range(0, 40, 2))
 
 
 def test_a_shop_without_orders_is_no_result() -> None:
     """A process that never began would look like a fast one."""
     with pytest.raises(RuntimeError, match="no orders"):
-        judge.shop([{"at": 5, "ms": [1.0], "failed": 0}], start_s=10.0, end_s=20.0, clear_s=None)
+        judge.shop([{"at": 5, "ms": [1.0], "failed": 0}], start_s=10.0, end_s=20.0)
 
 
 def _cleared(course: str, contender: str, p99_ms: float, drain_s: float | None) -> dict[str, Any]:
@@ -271,7 +270,7 @@ def _cleared(course: str, contender: str, p99_ms: float, drain_s: float | None) 
         "title": {"governed": "expiry, governed"}.get(contender, contender),
         "p50_ms": 2.0,
         "p99_ms": p99_ms,
-        "after_p99_ms": None,
+        "fault_p99_ms": None if course == "calm" else 8 * p99_ms,
         "failed": 0.0,
         "drain_s": drain_s,
         "slices": [(0, p99_ms), (2, p99_ms * 2)],
@@ -289,8 +288,8 @@ def test_a_clearance_is_compared_within_its_course() -> None:
         _cleared("slow", "alone", 40.0, None),
         _cleared("slow", "governed", 60.0, 300.0),
     ]
-    assert judge.beside(runs, runs[2]) == {"of_alone": 1.25, "of_fixed": 1.2}
-    assert judge.beside(runs, runs[4]) == {"of_alone": 1.5, "of_fixed": None}
+    assert judge.beside(runs, runs[2]) == {"of_alone": 1.25, "fault_of_alone": None, "of_fixed": 1.2}
+    assert judge.beside(runs, runs[4]) == {"of_alone": 1.5, "fault_of_alone": 1.5, "of_fixed": None}
     seen = governed.view(Result("governor", {}, runs, {}, ""))
     assert seen.rows[2] == [
         "expiry, governed - nothing goes wrong",
