@@ -30,6 +30,7 @@ def shop(
     in_fault = [ms for each in judged if begins_s <= each["at"] < ends_s for ms in each["ms"]]
     if not ordinary:
         raise RuntimeError("the shop had no orders")
+    before = [ms for each in judged if each["at"] < begins_s for ms in each["ms"]]
     slices: dict[int, list[float]] = defaultdict(list)
     for each in judged:
         slices[int(each["at"] - start_s) // SLICE_S * SLICE_S] += each["ms"]
@@ -39,6 +40,7 @@ def shop(
         "p50_ms": percentile(ordinary, 50),
         "p99_ms": percentile(ordinary, 99),
         "fault_p99_ms": percentile(in_fault, 99) if in_fault else None,
+        "before_p99_ms": percentile(before, 99) if before else None,
         "slices": [(at, percentile(values, 99)) for at, values in sorted(slices.items())],
     }
 

@@ -60,8 +60,13 @@ async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
         if options.courses and course.name not in options.courses:
             continue
         runs.append(alone if course is calm else await _played(stage, course, ALONE, 0, course.alone_s))
-        chosen = [c for c in clearers(best_per_s, targets) if not options.peers or c.name in options.peers]
-        runs += [await _played(stage, course, clearer, holds, limit_s) for clearer in chosen]
+        # What the shop needs may have changed with the hour: no machine is ours alone.
+        goal = {
+            "GOVERNOR_CUSTOM_SQL_TARGET": f"{WITHIN * runs[-1].get('before_p99_ms', alone['p99_ms']):.2f}"
+        }
+        for clearer in clearers(best_per_s, targets | goal):
+            if not options.peers or clearer.name in options.peers:
+                runs.append(await _played(stage, course, clearer, holds, limit_s))  # noqa: PERF401
     return runs
 
 
@@ -91,7 +96,6 @@ async def _calibrated(stage: Stage, course: Course) -> tuple[dict[str, Any], dic
     return alone, found | {
         "GOVERNOR_ACTIVE_BACKENDS_TARGET": str(os.cpu_count()),
         "GOVERNOR_CUSTOM_SQL": "SELECT p99_ms FROM shop_latency",
-        "GOVERNOR_CUSTOM_SQL_TARGET": f"{WITHIN * alone['p99_ms']:.2f}",
     }
 
 
