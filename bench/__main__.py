@@ -1,5 +1,6 @@
 """The bench's command line: one command per part, `all` of them, and `report`."""
 
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -126,4 +127,7 @@ def report_(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # ended or interrupted: no process may be left behind
     app()

@@ -183,11 +183,8 @@ ZADD = Contender(
 )
 
 DRAIN += PEERS.values()
-# A fleet without history starts at GOVERNOR_START_PER_S. Whoever knows that the database bears the shop's ordinary
-# stream on any day says so, as docs/governing.md recommends; the other line shows what comes of not saying it.
 LAG = [
-    _ours("ours", "expiry", "start at 1,000/s", env=AS_IT_COMES | {"GOVERNOR_START_PER_S": "1000"}),
-    _ours("ours-cold", "expiry, as it comes", "a fleet without history starts at 100/s", env=AS_IT_COMES),
+    OURS,
     *(PEERS[name] for name in ("celery", "celery-threads", "bullmq", "pgqueuer", "arq", "arq-stock")),
 ]
 ENQUEUE = [OURS, ZADD, *(peer for name, peer in PEERS.items() if name not in ("arq-stock", "celery-threads"))]

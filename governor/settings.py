@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from governor.bucket import RATE_PER_S_MAX, RATE_PER_S_MIN
 from governor.law import LawSettings
 
-START_PER_S = 100.0  # where nothing else is set, within floor and ceiling
+START_PER_S = 1000.0  # where nothing else is set, within floor and ceiling: 3 % of a core, at 29 us a hold
 
 
 def hash_of(settings: LawSettings) -> str:

@@ -25,7 +25,8 @@ from bench.proc import said, started
 from bench.stage import Stage, connection
 
 ORDERS_PER_S = 300.0
-LEAD_S = 8.0  # for processes to start, beside filling
+LEAD_S = 14.0  # for processes to start, beside filling
+WARM_UP_S = 8.0  # the shop is open already when holds become due: its first orders are slow by themselves
 FILL_PER_S = 60_000  # wake-ups, at least
 LOOK_S = 1.0
 ANSWER_S_MAX = 0.5
@@ -81,7 +82,7 @@ async def _calibrated(stage: Stage, course: Course) -> tuple[dict[str, Any], dic
     env = stage.env | {"GOVERNOR_DATABASE_URL": stage.database_url, "GOVERNOR_PROBE_TIMEOUT_S": "0.3"}
 
     async def watch() -> str:
-        await asyncio.sleep(LEAD_S + 2)
+        await asyncio.sleep(LEAD_S)
         ended = await asyncio.to_thread(
             subprocess.run, command, env=env, capture_output=True, text=True, timeout=2 * CALM_S, check=False
         )
@@ -140,14 +141,14 @@ async def once(
         "-m",
         "bench.governed.checkout",
         f"{ORDERS_PER_S}",
-        f"{start_s}",
+        f"{start_s - WARM_UP_S}",
         f"{doubles_at_s}",
     ]
     async with connection(stage.database_url) as eye:
         await eye.execute(TABLES)
         if clearer.command:
             await fill(stage, contenders.OURS, start_ms=int(start_s * 1000))
-        if time.time() > start_s - LEAD_S / 2:
+        if time.time() > start_s - WARM_UP_S - 2:
             raise RuntimeError("filling took too long; the processes would start late")
         commands = [shop, clearer.command] if clearer.command else [shop]
         with started(commands, stage.env | _PATHS | clearer.env, log) as processes:
