@@ -14,7 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from governor.bucket import RATE_PER_S_MAX, RATE_PER_S_MIN
 from governor.law import LawSettings
 
-START_PER_S = 1000.0  # where nothing else is set, within floor and ceiling: 3 % of a core, at 29 us a hold
+# Where nothing else is set, of the ceiling: for holds 1,000/s, 3 % of a core at 29 us each.
+START_SHARE = 0.05
 
 
 def hash_of(settings: LawSettings) -> str:
@@ -70,7 +71,7 @@ class GovernorSettings(BaseSettings):
         allow_inf_nan=False,
         description=(
             "Safe without any history, permits/s, floor to ceiling: the first allowance after one complete "
-            f"reading, and what an idle fleet keeps. Unset: {START_PER_S:g}, or the nearest of floor and ceiling."
+            f"reading, and what an idle fleet keeps. Unset: {START_SHARE:.0%} of the ceiling, or the floor."
         ),
     )
     objective_s: float = Field(
@@ -116,7 +117,7 @@ class GovernorSettings(BaseSettings):
     @property
     def law(self) -> LawSettings:
         """The part that the law is told."""
-        start = START_PER_S if self.start_per_s is None else self.start_per_s
+        start = START_SHARE * self.ceiling_per_s if self.start_per_s is None else self.start_per_s
         return LawSettings(
             floor_per_s=self.floor_per_s,
             ceiling_per_s=self.ceiling_per_s,

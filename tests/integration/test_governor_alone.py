@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GUIDE = Path(__file__).parents[2] / "docs" / "governing.md"
+GUIDE = Path(__file__).parents[2] / "README.md"
+SECTION = "## The governor, for any asyncio program"
 
 BLOCKED = """
 import sys
@@ -36,8 +37,9 @@ def test_the_governor_imports_nothing_of_the_service() -> None:
 
 
 def example() -> str:
-    """Return the guide's first example."""
-    found = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    """Return the first example of the section."""
+    section = GUIDE.read_text(encoding="utf-8").partition(SECTION)[2]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert found
     return found[1]
 
