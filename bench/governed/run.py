@@ -32,6 +32,9 @@ LOOK_S = 1.0
 ANSWER_S_MAX = 0.5
 LIMIT = 3.0  # a clearance is cut off after so many times what the best fixed rate needs
 WITHIN = 1.5  # p99 of the shop alone, times this, is what clearing may make of it
+GOAL = (
+    1.4  # what laws are told: late, they aim at the target itself, and minutes have a higher p99 than seconds
+)
 RATES = [round(500 * 2 ** (k / 2)) for k in range(12)]  # of the search, holds/s: 500 to 22,600
 TRIAL_S, WARM_S = 25.0, 5.0  # a trial is about what a rate does in the long run
 NEVER_S = 1e12
@@ -62,9 +65,7 @@ async def measure(stage: Stage, options: Options) -> list[dict[str, Any]]:
             continue
         runs.append(alone if course is calm else await _played(stage, course, ALONE, 0, course.alone_s))
         # What the shop needs may have changed with the hour: no machine is ours alone.
-        goal = {
-            "GOVERNOR_CUSTOM_SQL_TARGET": f"{WITHIN * runs[-1].get('before_p99_ms', alone['p99_ms']):.2f}"
-        }
+        goal = {"GOVERNOR_CUSTOM_SQL_TARGET": f"{GOAL * runs[-1].get('before_p99_ms', alone['p99_ms']):.2f}"}
         for clearer in clearers(best_per_s, targets | goal):
             if not options.peers or clearer.name in options.peers:
                 runs.append(await _played(stage, course, clearer, holds, limit_s))  # noqa: PERF401
@@ -106,7 +107,9 @@ async def _best_fixed(stage: Stage, course: Course, p99_ms_max: float) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         clearer = fixed("trial", f"fixed at {RATES[middle]:,}/s", RATES[middle])
-        run = await _played(stage, course, clearer, round(RATES[-1] * TRIAL_S), TRIAL_S, warm_s=WARM_S)
+        run = await _played(
+            stage, course, clearer, round(RATES[middle] * 1.5 * TRIAL_S), TRIAL_S, warm_s=WARM_S
+        )
         low, high = (middle, high) if run.get("p99_ms", math.inf) <= p99_ms_max else (low, middle)
     if low < 0:
         raise RuntimeError(f"even {RATES[0]:,} holds/s are too many beside this shop")
