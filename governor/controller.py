@@ -8,12 +8,15 @@ raise anything, and silence ends at the floor. The allowance is at one bucket (i
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import math
 import os
 import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from governor import journal, lease, telemetry
@@ -86,11 +89,11 @@ class Controller:
         self._published_per_s: float | None = None  # in force after the last publication
         self._decided_per_s: float | None = None
         self._epoch_seen = 0
-        self._lease_ends_s = 0.0
+        self._lease_ends_s = -math.inf
         self._resumed = False
         self._reached = False  # the first bucket, while leading
         self._away = 0  # intervals in a row without it
-        self._stands_back_until_s = 0.0
+        self._stands_back_until_s = -math.inf
         self._decisions = 0
         telemetry.SETTINGS.labels(self._hash).set(1)
         telemetry.FLOOR.set(settings.floor_per_s)
@@ -119,8 +122,12 @@ class Controller:
 
         Raises what the database's driver raises; nothing was published then.
         """
-        look = await self._look(self.home)
-        if not self.leads and not await self._campaign(reached=look is not None):
+        home = self.home
+        look = await self._look(home)
+        leads = self.leads or await self._campaign(reached=look is not None)
+        if self.home != home:  # looks at two buckets make no interval
+            look = await self._look(self.home)
+        if not leads:
             self._before = look or self._before
             return None
         flow = self._flow(look)
@@ -205,6 +212,8 @@ class Controller:
             self._published_per_s = None
         if self._enforces and held.home == wanted and look is not None:
             await self._publish(look, decision, asked_s)
+        if self._enforces and decision.limited_by == "paused":
+            await self._hush()
         return True
 
     async def _publish(self, look: Look, decision: Decision, renewed_s: float) -> None:
@@ -268,6 +277,15 @@ class Controller:
             return POSTGRES, False
         return REDIS, await self._lowered()
 
+    async def _hush(self) -> None:
+        """Let nothing flow from the buckets where the allowance is not: who cannot reach the one asks another."""
+        for home, bucket in self._buckets.items():
+            if home != self.home:
+                with suppress(BucketUnavailable):
+                    await bucket.publish(
+                        allowance_per_s=0.0, ttl_s=TTL_INTERVALS * self._interval_s, epoch=self.epoch
+                    )
+
     async def _lowered(self) -> bool:
         """Bring the row down to the floor, before the other bucket gets the allowance."""
         try:
@@ -295,6 +313,7 @@ class Controller:
         asked_s = self._clock_s()
         async with asyncio.timeout(self._interval_s):
             last = await journal.last(self._connection, self.name)
+            await self._readings.begin()
             won = await lease.acquire(
                 self._connection,
                 self.name,
@@ -324,6 +343,7 @@ class Controller:
         try:
             law = Law.restore(self._settings.law, last[0].snapshot)
             law.step(last[0].read)
+            law = Law.restore(self._settings.law, _elsewhere(law.snapshot(), last[1]))
         except (TypeError, ValueError) as error:
             telemetry.FAILURES.labels("restore").inc()
             log.warning("governor begins without history: %r", error)
@@ -379,11 +399,13 @@ class Controller:
         if self._shadow is None:
             return None
         try:
-            return self._shadow.step(reading)
+            decided = self._shadow.step(reading)
+            json.dumps(decided, allow_nan=False)  # or the whole row would not be JSON
         except Exception as error:  # noqa: BLE001 - a candidate may be anybody's
             telemetry.FAILURES.labels("shadow").inc()
             log.warning("governor's shadow failed: %r", error)
             return None
+        return decided
 
     @property
     def _enforces(self) -> bool:
@@ -393,3 +415,10 @@ class Controller:
     def _counts_s(self) -> float:
         """How long after a renewal a publication that follows it may still count, s."""
         return (1 + TTL_INTERVALS) * self._interval_s
+
+
+def _elsewhere(snapshot: dict[str, Any], age_s: float) -> dict[str, Any]:
+    """Return a law's memory for a leader whose clock began elsewhere: it has aged by the database's clock."""
+    state = snapshot["state"]
+    aged = {name: state[name] + age_s for name in ("good_age_s", "bad_age_s")}
+    return {**snapshot, "state": {**state, **aged, "at_s": None}}

@@ -39,11 +39,12 @@ def between(
         return Flow()
     then, now = before.state, after.state
     span_us = now.micros - then.micros
-    if span_us <= 0 or now.spent < then.spent or now.unmet < then.unmet:
+    # More may have been refunded than granted, but not much more: that far back is another bucket's beginning.
+    if span_us <= 0 or now.unmet < then.unmet or 2 * now.spent < then.spent:
         return Flow(interval_s=after.at_s - before.at_s)
     return Flow(
         interval_s=span_us / 1_000_000,
-        started=now.spent - then.spent,
+        started=max(0, now.spent - then.spent),
         blocked_ratio=min(1.0, (now.unmet - then.unmet) / span_us),
         allowance_per_s=_weighted(then, now, ttl_us, dead_us, published_per_s),
         attempts=after.attempts.since(before.attempts),

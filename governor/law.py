@@ -478,12 +478,14 @@ class Law:
 
     def _step_most(self, before: float) -> float:
         """Return how far one raise may go: twice, the midpoint to the last incident's rate, or a small step."""
-        start, good = self.settings.start_per_s, self._state.good_per_s or 0.0
-        if self._state.moved_by == "errors" and before < good / 2:
-            return max(start, good / 2)  # a dependency was down, the database was not: resume
-        if before < start:
-            return start
-        bad, (_, worst) = self._state.bad_per_s, self._state.probes.worst
+        good, bad = self._state.good_per_s, self._state.bad_per_s
+        if self._state.moved_by == "errors" and good is not None and before < good / 2:
+            return good / 2  # a dependency was down, the database was not: resume
+        # The start is safe without history; with one, half of what was borne or was too much is known better.
+        known = min([self.settings.start_per_s, *(rate / 2 for rate in (good, bad) if rate is not None)])
+        if before < known:
+            return known
+        _, worst = self._state.probes.worst
         if bad is None or before > _STEP_NEAR * bad or 0 < worst < _UNBOUND:
             return 2 * before
         return max(_STEP_NEAR * before, min(2 * before, (before + bad) / 2))
@@ -543,7 +545,7 @@ class Law:
         drain_s = 0.0 if not seen.depth else seen.depth / left if left > 0 else None
         stuck = state.unsettled >= _STUCK and not seen.paused
         reason = verdict.why
-        if seen.depth and needs > safe and not seen.paused:
+        if seen.depth and needs > safe and cause not in ("paused", "recovering", "demand"):
             reason += f"; objective infeasible: needs {needs:.0f}/s, safe {safe:.0f}/s, bound by {cause}"
         if stuck:
             reason += f"; stuck: {seen.depth:.0f} due, permits there, {state.unsettled} intervals without a completion"

@@ -82,6 +82,10 @@ class Readings:
             self._started = False
             await self.probes.close()
 
+    async def begin(self) -> None:
+        """Read what operators ordered, for one who would lead. Raises what the driver raises: a pause must be known."""
+        self._orders = await orders.read(self.connection, self.name)
+
     async def orders(self) -> Orders:
         """Return what operators ordered; the last known where the database does not say."""
         read = orders.read(self.connection, self.name)

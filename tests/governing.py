@@ -154,6 +154,22 @@ class Broken:
         raise ArithmeticError
 
 
+class Endless(Broken):
+    """A candidate law that decides what no JSON can say."""
+
+    def step(self, _reading: object) -> Decision:
+        """Decide."""
+        return Decision(
+            allowance_per_s=100.0,
+            limited_by="demand",
+            reason="",
+            needs_per_s=0.0,
+            safe_per_s=100.0,
+            drain_s=math.inf,
+            stuck=False,
+        )
+
+
 @dataclass
 class Takers:
     """Workers that take whatever permits there are, from the first bucket that answers, and note when."""

@@ -10,6 +10,7 @@ TAIL_S = 6.0  # the shop goes on so long, so that late orders are in; they are n
 SETTLE_S = (
     10.0  # after a fault has ended, what it left in queues of the shop is still counted as of the fault
 )
+REACH_S = 3.0  # an order that was due so long before the fault may have been caught by it
 SLICE_S = 2  # of the plots
 
 
@@ -25,7 +26,9 @@ def shop(
     fault: from when to when, s after the start. Raises RuntimeError without any orders.
     """
     judged = [each for each in seconds if start_s - 1 < each["at"] and each["at"] + 1 <= end_s]
-    begins_s, ends_s = (start_s + fault[0], start_s + fault[1] + SETTLE_S) if fault else (end_s, end_s)
+    begins_s, ends_s = (
+        (start_s + fault[0] - REACH_S, start_s + fault[1] + SETTLE_S) if fault else (end_s, end_s)
+    )
     ordinary = [ms for each in judged if not begins_s <= each["at"] < ends_s for ms in each["ms"]]
     in_fault = [ms for each in judged if begins_s <= each["at"] < ends_s for ms in each["ms"]]
     if not ordinary:

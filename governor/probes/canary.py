@@ -104,6 +104,9 @@ class Canary:
             await self._link.fetchrow(COMMIT)
         except (ProbeOverloadedError, ProbeMissingError) as error:
             self._trouble = error
+        except Exception as error:  # noqa: BLE001 - a canary that died would hold the fleet at its floor for good
+            self._trouble = ProbeMissingError(f"the canary failed: {error!r}")
+            await self._link.close()
         else:
             self._trouble, self._ended_at_s = None, self._clock()
             self._latencies_s.extend(_waits(self._ended_at_s - self._began_at_s, self._period_s))

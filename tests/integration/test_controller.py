@@ -183,15 +183,17 @@ async def test_a_leader_that_stops_hands_over_at_once(fleet: Fleet) -> None:
     assert (two.leads, two.epoch) == (True, 2)
 
 
-async def test_a_new_leader_resumes_at_half_the_last_good_rate(fleet: Fleet) -> None:
-    """State comes from the journal; what was good counts half, whatever is asked for."""
+@pytest.mark.parametrize("ahead_s", [0.0, -1e5, 1e5], ids=str)
+async def test_a_new_leader_resumes_at_half_the_last_good_rate(fleet: Fleet, ahead_s: float) -> None:
+    """State comes from the journal; what was good counts half, however long the new leader's host is up."""
     one = fleet.controller("one")
     await decided(one)
     good = await _climb(one, fleet)
     await one.close()
-    two = fleet.controller("two")
+    two = fleet.controller("two", clock_s=lambda: time.monotonic() + ahead_s)
     decision = await decided(two)
     assert "resumed at" in decision.reason
+    assert "no last good rate" not in decision.reason
     assert 5 < decision.allowance_per_s <= good / 2
 
 
@@ -282,11 +284,24 @@ async def test_a_shadow_is_journalled_and_never_enforced(fleet: Fleet) -> None:
     assert (await fleet.primary().read()).allowance_per_s == 100
 
 
-async def test_a_shadow_that_fails_harms_nothing(fleet: Fleet) -> None:
-    """Its row says that there was none."""
-    settings = SETTINGS.model_copy(update={"shadow": "tests.governing:Broken"})
+@pytest.mark.parametrize("law", ["Broken", "Endless"])
+async def test_a_shadow_that_fails_harms_nothing(fleet: Fleet, law: str) -> None:
+    """Its row says that there was none, also where what it decided is no JSON."""
+    settings = SETTINGS.model_copy(update={"shadow": f"tests.governing:{law}"})
     assert (await decided(fleet.controller("one", settings=settings))).allowance_per_s == 100
     assert (await fleet.journal(1))[0].shadow is None
+
+
+async def test_looks_at_two_buckets_make_no_interval(fleet: Fleet, rows: Fleet) -> None:
+    """The allowance is still in PostgreSQL when a process starts that looks for it in Redis."""
+    one = rows.controller("one")
+    await decided(one)
+    await rows.row().charge(5000)
+    await one.close()
+    two = fleet.controller("two")
+    for _ in range(4):
+        await decided(two)
+    assert [entry.read.started for entry in await fleet.journal(4)] == [0, 0, 0, 0]
 
 
 async def test_totals_are_the_fleets(fleet: Fleet) -> None:

@@ -400,11 +400,24 @@ async def test_a_pause_stops_the_fleet_until_it_is_resumed(fleet: Fleet) -> None
     decision = await decided(one)
     assert (decision.allowance_per_s, decision.limited_by) == (0, "paused")
     assert (await fleet.primary().take(10)).granted == 0
+    assert (await fleet.row().take(10)).granted == 0  # whom a worker asks that cannot reach Redis
     assert await allowance(fleet) == 0
     await orders.resume(fleet.pool, FLEET)
     decision = await decided(one)
     assert 0 < decision.allowance_per_s <= 100
     assert "resumed" in decision.reason
+
+
+async def test_who_cannot_read_orders_does_not_lead(fleet: Fleet) -> None:
+    """Perhaps the fleet is paused."""
+    one = fleet.controller("one")
+    await fleet.pool.execute("ALTER TABLE governor_orders RENAME TO elsewhere")
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await one.tick()
+    assert not one.leads
+    await fleet.pool.execute("ALTER TABLE elsewhere RENAME TO governor_orders")
+    await decided(one)
+    assert one.leads
 
 
 async def test_stopping_probes_ends_with_the_leadership(fleet: Fleet) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import FrozenInstanceError, asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from governor import Decision, Law, LawSettings, Reading
 
+SETTINGS_HIGH = LawSettings(floor_per_s=5, ceiling_per_s=5000, start_per_s=2000, objective_s=30, interval_s=2)
 SETTINGS = LawSettings(floor_per_s=5, ceiling_per_s=5000, start_per_s=100, objective_s=30, interval_s=2)
 
 
@@ -65,6 +66,27 @@ def busy() -> Fleet:
     fleet.steps(8, 0.98)
     assert fleet.allowance > 400
     return fleet
+
+
+def test_a_start_above_what_is_borne_is_not_jumped_to() -> None:
+    """The start is what is safe without history; a database that bore 300/s is not given 1,000/s again and again."""
+    fleet = Fleet(Law(LawSettings(floor_per_s=5, ceiling_per_s=20_000, start_per_s=1000, interval_s=2)))
+    fleet.steps(2)
+    for _ in range(60):
+        fleet.step(fleet.allowance / 300)
+    settled = [fleet.step(fleet.allowance / 300).allowance_per_s for _ in range(60)]
+    assert max(settled) < 1.2 * 300
+    assert min(settled) > 0.5 * 300
+
+
+def test_errors_that_end_are_not_answered_with_the_start(busy: Fleet) -> None:
+    """Half of what was good, which may be less."""
+    busy.law = Law.restore(SETTINGS_HIGH, {**busy.law.snapshot(), "settings": asdict(SETTINGS_HIGH)})
+    good = busy.allowance
+    for _ in range(6):
+        busy.step(0.3, completed=0, failed=busy.allowance * 2)
+    assert busy.allowance < good / 4
+    assert max(busy.steps(3, 0.3)) <= good
 
 
 # --- cuts

@@ -20,7 +20,7 @@ from governor.calibrate import calibrate, register, show
 from governor.probes import OVERLOADED, GrantMissingError, Probes
 from governor.probes.canary import Canary, CommitLatency
 from governor.probes.link import Conn
-from governor.probes.statistics import Statistics, connections, lock_waiters
+from governor.probes.statistics import Statistics, active_backends, connections, lock_waiters
 from tests.helpers import eventually
 from tests.postgres import Postgres
 from tests.probing import paced
@@ -258,6 +258,30 @@ async def test_a_canary_that_gives_up_leaves_no_backend_behind(server: Postgres,
         await _reset(admin, "synchronous_standby_names")
 
 
+async def test_a_canary_survives_what_nobody_expected(
+    server: Postgres, admin: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task would be gone, the probe missing, and the fleet at its floor until another leads."""
+    assert admin
+    canary = Canary(server.url("probe"))
+    fetchrow = canary._link.fetchrow  # noqa: SLF001
+    fails = 3
+
+    async def fetching(statement: str) -> asyncpg.Record | None:
+        nonlocal fails
+        fails -= 1
+        if fails >= 0:
+            raise asyncpg.InternalClientError("unexpected")
+        return await fetchrow(statement)
+
+    monkeypatch.setattr(canary._link, "fetchrow", fetching)  # noqa: SLF001
+    probes = Probes([CommitLatency(target=0.05, ttl_s=2, source=canary)], interval_s=0.5)
+    async with probes:
+        async for saturation in paced(probes):
+            if fails < 0 and saturation["commit_latency"] is not None:
+                break
+
+
 async def test_the_canary_waits_for_the_disk(start_probes: Start, admin: Conn) -> None:
     """Where commits do not wait for a flush the canary's do: else it would measure nothing."""
     await admin.execute("ALTER ROLE probe SET synchronous_commit = off")
@@ -460,15 +484,16 @@ async def test_calibrate_sees_real_traffic(
     conn = await shop()
     assert await admin.fetchval("SELECT 1")
     source = Statistics(server.url("probe"), timeout_s=2)
-    made = [make(target=1, ttl_s=1, source=source) for make in (connections, lock_waiters)]
+    made = [make(target=1, ttl_s=1, source=source) for make in (active_backends, connections, lock_waiters)]
     probes = Probes(made, interval_s=0.1)
     async with at_work(lambda: conn.execute("SELECT FROM stock, pg_sleep(0.01)")), probes:
         found = {each.probe: each for each in await calibrate(probes, 11)}
     assert found["lock_waiters"].proposed is None
-    connected = found["connections"]
-    assert connected.proposed == pytest.approx(connected.p99 * 1.5, rel=0.1)
+    assert found["connections"].proposed is None
+    active = found["active_backends"]
+    assert active.proposed == pytest.approx(active.p99 * 1.5, rel=0.1)
     show(list(found.values()), probes.alerts, Console(width=120))
-    assert "GOVERNOR_CONNECTIONS_TARGET=" in capsys.readouterr().out
+    assert "GOVERNOR_ACTIVE_BACKENDS_TARGET=" in capsys.readouterr().out
 
 
 async def test_the_command_tells_the_grant(server: Postgres, admin: Conn) -> None:
