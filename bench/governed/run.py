@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ _PATHS = {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 LEFT = "SELECT EXISTS (SELECT FROM holds WHERE state = 'held')"
 
+SPAN = "SELECT min(expires_at) AS first, max(expires_at) AS last FROM holds"
 # From where the oldest was last: what has ended since is still in the index, and reading past it is not for free.
 OLDEST = "SELECT min(expires_at) FROM holds WHERE state = 'held' AND expires_at >= $1"
 JOURNAL = """
@@ -153,12 +153,13 @@ async def once(
             await fill(stage, contenders.OURS, start_ms=int(start_s * 1000))
         if time.time() > start_s - WARM_UP_S - 2:
             raise RuntimeError("filling took too long; the processes would start late")
+        span = await eye.fetchrow(SPAN)
         commands = [shop, clearer.command] if clearer.command else [shop]
         with started(commands, stage.env | _PATHS | clearer.env, log) as processes:
             await asyncio.sleep(max(start_s - time.time(), 0))
             fault = asyncio.create_task(_fault(stage, course))
             try:
-                ages = await _watched(stage, eye, start_s, limit_s, drains=bool(clearer.command))
+                left = await _watched(stage, eye, start_s, limit_s, span=span if clearer.command else None)
             finally:
                 fault.cancel()
                 await asyncio.gather(fault, return_exceptions=True)
@@ -180,7 +181,7 @@ async def once(
         "done": done,
         "allowance": [(round(row["at"] - start_s, 1), row["per_s"]) for row in journal]
         or ([(0.0, clearer.fixed_per_s)] if clearer.fixed_per_s else []),
-        "ages": ages,
+        "left": left,
         **judge.shop(
             [json.loads(line) for line in said(log).splitlines() if line.startswith("{")],
             start_s=start_s + warm_s,
@@ -198,13 +199,21 @@ async def _fault(stage: Stage, course: Course) -> None:
 
 
 async def _watched(
-    stage: Stage, eye: "asyncpg.Connection[Any]", start_s: float, limit_s: float, *, drains: bool
+    stage: Stage,
+    eye: "asyncpg.Connection[Any]",
+    start_s: float,
+    limit_s: float,
+    *,
+    span: asyncpg.Record | None,
 ) -> list[tuple[float, float]]:
-    """Look each second until all is done or the limit is reached; answer (s since the start, age of the oldest, s)."""
-    ages: list[tuple[float, float]] = []
-    oldest = datetime.fromtimestamp(0, UTC)
+    """Look each second until all is done or the limit is reached; answer (s since the start, per cent left).
+
+    Deadlines are evenly apart, so the oldest one that is left tells how many are.
+    """
+    left: list[tuple[float, float]] = []
+    oldest = span["first"] if span else None
     while (elapsed_s := time.time() - start_s) < limit_s:
-        if drains:
+        if span:
             try:
                 oldest = await eye.fetchval(OLDEST, oldest, timeout=ANSWER_S_MAX)
             except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -212,9 +221,10 @@ async def _watched(
             else:
                 if oldest is None:
                     break
-                ages.append((round(elapsed_s, 1), round(time.time() - oldest.timestamp(), 1)))
+                share = (span["last"] - oldest) / (span["last"] - span["first"])
+                left.append((round(elapsed_s, 1), round(100 * share, 1)))
         await asyncio.sleep(LOOK_S)
-    return ages
+    return left
 
 
 async def _again(stage: Stage, eye: "asyncpg.Connection[Any]") -> "asyncpg.Connection[Any]":

@@ -31,8 +31,8 @@ COLOURS = {
     "governed": "#0b7a75",
 }
 XMLNS = "http://www.w3.org/2000/svg"
-WIDTH, HEIGHT, LEFT, TOP, GAP = 230, 130, 70, 84, 26
-ALLOWANCE, AGE, P99 = "allowance, holds/s", "oldest due for, s", "checkout p99, ms"
+PAGE, WIDTH_MIN, HEIGHT, LEFT, TOP, GAP = 860, 230, 130, 70, 84, 26
+ALLOWANCE, LEFT_TO_DO, P99 = "allowance, holds/s", "left to do, %", "checkout p99, ms"
 
 
 def view(result: Result) -> View:
@@ -62,7 +62,8 @@ def view(result: Result) -> View:
 def picture(title: str, runs: Sequence[dict[str, Any]]) -> str:
     """Draw a column of three panels for each course, as SVG."""
     courses = [course for course in COURSES if any(run["course"] == course.name for run in runs)]
-    width, height = LEFT + len(courses) * (WIDTH + GAP) + 10, TOP + 3 * (HEIGHT + GAP) + 16
+    wide = max(WIDTH_MIN, (PAGE - LEFT - 10) // len(courses) - GAP)  # a panel
+    width, height = LEFT + len(courses) * (wide + GAP) + 10, TOP + 3 * (HEIGHT + GAP) + 16
     parts = [
         f'<svg xmlns="{XMLNS}" viewBox="0 0 {width} {height}" font-size="11" font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
@@ -72,14 +73,14 @@ def picture(title: str, runs: Sequence[dict[str, Any]]) -> str:
         x = 16 + number * 150
         parts.append(f'<rect x="{x}" y="39" width="14" height="4" fill="{COLOURS[name]}"/>')
         parts.append(_text(x + 20, 45, said))
-    for row, name in enumerate((ALLOWANCE, AGE, P99)):
+    for row, name in enumerate((ALLOWANCE, LEFT_TO_DO, P99)):
         y = TOP + row * (HEIGHT + GAP)
         lines = {(run["course"], run["contender"]): _line(run, name) for run in runs}
-        scale = Scale.of([v for line in lines.values() for _, v in line], logarithmic=name != AGE)
+        scale = Scale.of([v for line in lines.values() for _, v in line], logarithmic=name != LEFT_TO_DO)
         middle = f'transform="translate(14 {y + HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle"'
         parts.append(_text(0, 0, name, middle))
         for number, course in enumerate(courses):
-            panel = Panel(LEFT + number * (WIDTH + GAP), y, _seconds(runs, course), scale)
+            panel = Panel(LEFT + number * (wide + GAP), y, wide, _seconds(runs, course), scale)
             parts += panel.frame(course.title if row == 0 else "", labelled=number == 0)
             if course.span:
                 parts.append(panel.shade(*course.span))
@@ -94,14 +95,13 @@ def picture(title: str, runs: Sequence[dict[str, Any]]) -> str:
 def _line(run: dict[str, Any], name: str) -> list[tuple[float, float]]:
     if name == P99:
         return [(at, ms) for at, ms in run["slices"]]
-    if name == AGE:
-        first = run["ages"][0][1] - run["ages"][0][0] if run["ages"] else 0.0
-        return [(at, age - first) for at, age in run["ages"]]
+    if name == LEFT_TO_DO:
+        return [(at, per_cent) for at, per_cent in run["left"]]
     points = [(at, per_s) for at, per_s in run["allowance"] if at >= 0]
     if run["contender"] in ("alone", "ungoverned") or not points:  # no limit is no line
         return []
     end = max((at for at, _ in run["slices"]), default=0.0)
-    return [*points, (end, points[-1][1])]
+    return [(at, per_s) for at, per_s in points if at <= end] + [(end, points[-1][1])]
 
 
 def _seconds(runs: Sequence[dict[str, Any]], course: Course) -> float:
@@ -137,11 +137,12 @@ class Panel:
 
     x: float
     y: float
+    width: float
     seconds: float
     scale: Scale
 
     def _x(self, seconds: float) -> float:
-        return self.x + min(seconds / self.seconds, 1.0) * WIDTH
+        return self.x + min(seconds / self.seconds, 1.0) * self.width
 
     def line(self, points: Sequence[tuple[float, float]], colour: str) -> str:
         """Draw the points, joined."""
@@ -159,9 +160,9 @@ class Panel:
         """Draw the border, the title and what the edges mean."""
         bottom, end = self.y + HEIGHT, 'text-anchor="end"'
         parts = [
-            f'<rect x="{self.x}" y="{self.y}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#cbd2d9"/>',
+            f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{HEIGHT}" fill="none" stroke="#cbd2d9"/>',
             _text(self.x, self.y - 8, title, 'font-weight="bold"'),
-            _text(self.x + WIDTH, bottom + 13, f"{self.seconds:.0f} s", end, GREY),
+            _text(self.x + self.width, bottom + 13, f"{self.seconds:.0f} s", end, GREY),
         ]
         if labelled:
             parts.append(_text(self.x - 6, self.y + 10, figure(self.scale.high), end, GREY))

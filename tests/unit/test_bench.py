@@ -279,7 +279,7 @@ def _cleared(course: str, contender: str, p99_ms: float, drain_s: float | None) 
         "failed": 0.0,
         "drain_s": drain_s,
         "slices": [(0, p99_ms), (2, p99_ms * 2)],
-        "ages": [(0.5, 300.5), (1.5, 301.5)],
+        "left": [(0.5, 99.0), (1.5, 98.0)],
         "allowance": [(-3.0, 5.0), (1.0, 100.0)],
     }
 
@@ -308,4 +308,6 @@ def test_a_clearance_is_compared_within_its_course() -> None:
         "1.20",
     ]
     drawn = ET.fromstring(seen.picture)  # noqa: S314 - our own
-    assert len(drawn.findall("{*}polyline")) == 3 + 5 + 5  # allowances but of the shop alone, ages, latencies
+    assert (
+        len(drawn.findall("{*}polyline")) == 3 + 5 + 5
+    )  # allowances but of the shop alone, what is left, latencies
