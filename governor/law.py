@@ -2,7 +2,7 @@
 
 Each probe p keeps, smoothed in log space, the rate at which it would be at its target:
 
-    bears_p = u exp(1.0 e + 1.5 max(0, e - 0.1)),   e = 1 - value / target
+    bears_p = u exp(e + 2 max(0, e - 0.15)),   e = 1 - value / target, at least -0.5
 
 u (permits/s) is what was started while the value was measured, so that steps do not compound over the dead
 time. The least of these is the aim, lowered by what separates today's target from 1.0: the target is 0.85,
@@ -10,11 +10,13 @@ and rises to 1.0 as the need approaches the allowance (permits/s):
 
     need = depth / max(objective - age, objective / 4) + arrivals
 
-    cut    a probe > 1.25 target:     base x max(0.25, target / value), once per dead time
-           timeouts or errors:        base x (1 - their share); base = min(allowance, started)
+    cut    a probe > 1.25 target:     base x max(0.02, target / value), once per dead time
+           timeouts:                  base x max(0.25, 1 - twice their share)
+           errors:                    base x max(0.05, 1 - their share); base = min(allowance, started)
     hold   within 3 % of the aim
     ease   aim below the allowance:   to the aim
-    climb  aim above it, and permits were the limit:  to the aim, at most twice the allowance
+    climb  aim above it, and permits were the limit:  to the aim, at most twice the allowance;
+           at once to the start, or to half the last good or incident rate if that is less
 
 docs/governor.md has the reason of every rule, and tests/unit/test_law.py a test.
 
