@@ -16,7 +16,7 @@ and rises to 1.0 as the need approaches the allowance (permits/s):
     hold   within 3 % of the aim
     ease   aim below the allowance:   to the aim
     climb  aim above it, and permits were the limit:  to the aim, at most twice the allowance;
-           at once to the start, or to half the last good or incident rate if that is less
+           at once to the start, or to half the last good rate if that is less
 
 docs/governor.md has the reason of every rule, and tests/unit/test_law.py a test.
 
@@ -483,8 +483,8 @@ class Law:
         good, bad = self._state.good_per_s, self._state.bad_per_s
         if self._state.moved_by == "errors" and good is not None and before < good / 2:
             return good / 2  # a dependency was down, the database was not: resume
-        # The start is safe without history; with one, half of what was borne or was too much is known better.
-        known = min([self.settings.start_per_s, *(rate / 2 for rate in (good, bad) if rate is not None)])
+        # The start is safe without history; with one, half of what was borne is known better.
+        known = self.settings.start_per_s if good is None else min(self.settings.start_per_s, good / 2)
         if before < known:
             return known
         _, worst = self._state.probes.worst

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
+import hypothesis
 import pytest
 from redis.asyncio import Redis
 
@@ -23,6 +24,10 @@ from tests.helpers import data_parent
 TEMPLATE = "expiry_template"
 
 _numbers = itertools.count(1)
+
+# How long an example takes is no matter of what it shows, and differs on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
