@@ -31,7 +31,7 @@ lint: setup ## Check style, format and the floors that modules may import
 types: setup ## Check the types
 	$(BIN)/mypy
 
-check: lint types ## Everything CI runs: lint, types, tests with branch coverage
+check: lint types ## Lint, types, and tests with branch coverage
 	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE_MIN)
 
 fmt: setup ## Format the code and apply the safe fixes

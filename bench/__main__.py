@@ -127,7 +127,6 @@ def report_(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # ended or interrupted: no process may be left behind
+    # Ended is as interrupted: no process may be left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app()

@@ -54,7 +54,7 @@ def bars(title: str, unit: str, rows: Sequence[tuple[str, float]]) -> str:
         parts.append(
             f'<rect x="{LABEL_WIDTH}" y="{y}" width="{width:.1f}" height="{ROW - 8}" fill="{colour}"/>'
         )
-        parts.append(_text(LABEL_WIDTH + width + 6, y + 13, f"{figure(value)} {unit}"))
+        parts.append(text(LABEL_WIDTH + width + 6, y + 13, f"{figure(value)} {unit}"))
     return _svg(title, "", len(rows), parts)
 
 
@@ -72,7 +72,7 @@ def spreads(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     for decade in range(decades + 1):
         x = LABEL_WIDTH + step * decade
         parts.append(f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{bottom}" stroke="#e4e7eb"/>')
-        parts.append(_text(x - 12, TOP - 10, f"{10.0 ** (decade - 1):g} ms", GREY))
+        parts.append(text(x - 12, TOP - 10, f"{10.0 ** (decade - 1):g} ms", GREY))
     for number, (label, p50, p99, most) in enumerate(rows):
         y = TOP + number * ROW + 9
         colour = OURS if is_ours(label) else GREY
@@ -84,7 +84,7 @@ def spreads(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
             f'<line x1="{place(most):.1f}" y1="{y - 5}" x2="{place(most):.1f}" y2="{y + 5}" stroke="{colour}" '
             'stroke-width="2"/>'
         )
-        parts.append(_text(WIDTH - END + 14, y + 4, " / ".join(figure(v) for v in (p50, p99, most))))
+        parts.append(text(WIDTH - END + 14, y + 4, " / ".join(figure(v) for v in (p50, p99, most))))
     return _svg(title, "● p50   ▮ p99   | max", len(rows), parts)
 
 
@@ -93,8 +93,9 @@ def _label(y: float, text: str) -> str:
     return f'<text x="{LABEL_WIDTH - 10}" y="{y + 13}" text-anchor="end" fill="{INK}"{weight}>{escape(text)}</text>'
 
 
-def _text(x: float, y: float, text: str, colour: str = INK) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{escape(text)}</text>'
+def text(x: float, y: float, said: str, colour: str = INK, more: str = "") -> str:
+    """Draw words at a place; `more`: further attributes."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" {more}>{escape(said)}</text>'
 
 
 def _svg(title: str, legend: str, rows: int, parts: Sequence[str]) -> str:

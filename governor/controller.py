@@ -16,7 +16,6 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from governor import journal, lease, telemetry
@@ -275,24 +274,20 @@ class Controller:
             return (POSTGRES if look is None else REDIS), False
         if await self._look(REDIS) is None:
             return POSTGRES, False
-        return REDIS, await self._lowered()
+        # The row comes down to the floor before the other bucket gets the allowance.
+        return REDIS, await self._lowered(self._buckets[POSTGRES], self._settings.floor_per_s)
 
     async def _hush(self) -> None:
         """Let nothing flow from the buckets where the allowance is not: who cannot reach the one asks another."""
         for home, bucket in self._buckets.items():
             if home != self.home:
-                with suppress(BucketUnavailable):
-                    await bucket.publish(
-                        allowance_per_s=0.0, ttl_s=TTL_INTERVALS * self._interval_s, epoch=self.epoch
-                    )
+                await self._lowered(bucket, 0.0)
 
-    async def _lowered(self) -> bool:
-        """Bring the row down to the floor, before the other bucket gets the allowance."""
+    async def _lowered(self, bucket: Bucket, to_per_s: float) -> bool:
+        """Lower a bucket, which needs no fence but the epoch; tells whether it is done."""
         try:
-            done = await self._buckets[POSTGRES].publish(
-                allowance_per_s=self._settings.floor_per_s,
-                ttl_s=TTL_INTERVALS * self._interval_s,
-                epoch=self.epoch,
+            done = await bucket.publish(
+                allowance_per_s=to_per_s, ttl_s=TTL_INTERVALS * self._interval_s, epoch=self.epoch
             )
         except BucketUnavailable:
             return False

@@ -31,15 +31,11 @@ LOOK_S = 1.0
 ANSWER_S_MAX = 0.5
 LIMIT = 3.0  # a clearance is cut off after so many times what the best fixed rate needs
 WITHIN = 1.5  # p99 of the shop alone, times this, is what clearing may make of it
-GOAL = (
-    1.4  # what laws are told: late, they aim at the target itself, and minutes have a higher p99 than seconds
-)
+# What laws are told: late, they aim at the target itself, and minutes have a higher p99 than seconds.
+GOAL = 1.4
 RATES = [round(500 * 2 ** (k / 2)) for k in range(12)]  # of the search, holds/s: 500 to 22,600
 TRIAL_S, WARM_S = 25.0, 5.0  # a trial is about what a rate does in the long run
-NEVER_S = 1e12
 _PATHS = {"PYTHONPATH": str(Path(__file__).parents[2])}
-
-LEFT = "SELECT EXISTS (SELECT FROM holds WHERE state = 'held')"
 
 SPAN = "SELECT min(expires_at) AS first, max(expires_at) AS last FROM holds"
 # From where the oldest was last: what has ended since is still in the index, and reading past it is not for free.
@@ -92,6 +88,8 @@ async def _calibrated(stage: Stage, course: Course) -> tuple[dict[str, Any], dic
     watching = asyncio.create_task(watch())
     alone = await _played(stage, course, ALONE, 0, CALM_S)
     output = await watching
+    if "error" in alone:
+        raise RuntimeError(f"the shop alone: {alone['error']}")
     found = dict(re.findall(r"(GOVERNOR_\w+_TARGET\w*)=([0-9.]+)", output))
     if not found:
         raise RuntimeError(f"governor calibrate found nothing: {output[-2000:]}")
@@ -138,7 +136,7 @@ async def once(
     await stage.fresh(await stage.template(holds=holds))
     start_s = time.time() + LEAD_S + holds / FILL_PER_S
     log = stage.folder / f"{course.name}-{clearer.name}"
-    doubles_at_s = start_s + BEGINS_S if course.doubles else NEVER_S
+    doubles_at_s = start_s + BEGINS_S if course.doubles else math.inf
     shop = [
         sys.executable,
         "-m",
@@ -170,14 +168,13 @@ async def once(
                     "a process ended early: " + (said(log) + said(log, len(commands) - 1))[-2000:]
                 )
         async with connection(stage.database_url) as conn:
-            drained = bool(clearer.command) and not await conn.fetchval(LEFT)
             done = await conn.fetchval("SELECT count(*) FROM holds WHERE state = 'expired'")
             wrong = [row["what"] for row in await conn.fetch(sql.WRONG)]
             journal = await conn.fetch(JOURNAL) if clearer.governed else []
     if wrong:
         raise RuntimeError(f"the books are wrong: {wrong}")
     return {
-        "drain_s": end_s - start_s if drained else None,
+        "drain_s": end_s - start_s if clearer.command and done == holds else None,
         "done": done,
         "allowance": [(round(row["at"] - start_s, 1), row["per_s"]) for row in journal]
         or ([(0.0, clearer.fixed_per_s)] if clearer.fixed_per_s else []),

@@ -1,16 +1,15 @@
-"""The table of a governed clearance, and its picture: allowance, age and p99 over time on every course."""
+"""The table of a governed clearance, and its picture: allowance, what is left to do and p99, over time."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Self
 
 from bench.figures import figure
 from bench.governed import judge
 from bench.governed.course import COURSES, Course
 from bench.report import Result, View, failures, succeeded
-from bench.show import GREY, INK
+from bench.show import GREY, text
 
 COLUMNS = (
     "checkout while holds are cleared",
@@ -67,18 +66,18 @@ def picture(title: str, runs: Sequence[dict[str, Any]]) -> str:
     parts = [
         f'<svg xmlns="{XMLNS}" viewBox="0 0 {width} {height}" font-size="11" font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        _text(16, 26, title, 'font-size="16" font-weight="bold"'),
+        text(16, 26, title, more='font-size="16" font-weight="bold"'),
     ]
     for number, (name, said) in enumerate({run["contender"]: run["title"] for run in runs}.items()):
         x = 16 + number * 150
         parts.append(f'<rect x="{x}" y="39" width="14" height="4" fill="{COLOURS[name]}"/>')
-        parts.append(_text(x + 20, 45, said))
+        parts.append(text(x + 20, 45, said))
     for row, name in enumerate((ALLOWANCE, LEFT_TO_DO, P99)):
         y = TOP + row * (HEIGHT + GAP)
         lines = {(run["course"], run["contender"]): _line(run, name) for run in runs}
         scale = Scale.of([v for line in lines.values() for _, v in line], logarithmic=name != LEFT_TO_DO)
         middle = f'transform="translate(14 {y + HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle"'
-        parts.append(_text(0, 0, name, middle))
+        parts.append(text(0, 0, name, more=middle))
         for number, course in enumerate(courses):
             panel = Panel(LEFT + number * (wide + GAP), y, wide, _seconds(runs, course), scale)
             parts += panel.frame(course.title if row == 0 else "", labelled=number == 0)
@@ -161,14 +160,10 @@ class Panel:
         bottom, end = self.y + HEIGHT, 'text-anchor="end"'
         parts = [
             f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{HEIGHT}" fill="none" stroke="#cbd2d9"/>',
-            _text(self.x, self.y - 8, title, 'font-weight="bold"'),
-            _text(self.x + self.width, bottom + 13, f"{self.seconds:.0f} s", end, GREY),
+            text(self.x, self.y - 8, title, more='font-weight="bold"'),
+            text(self.x + self.width, bottom + 13, f"{self.seconds:.0f} s", GREY, end),
         ]
         if labelled:
-            parts.append(_text(self.x - 6, self.y + 10, figure(self.scale.high), end, GREY))
-            parts.append(_text(self.x - 6, bottom, figure(self.scale.low), end, GREY))
+            parts.append(text(self.x - 6, self.y + 10, figure(self.scale.high), GREY, end))
+            parts.append(text(self.x - 6, bottom, figure(self.scale.low), GREY, end))
         return parts
-
-
-def _text(x: float, y: float, text: str, more: str = "", colour: str = INK) -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}" {more}>{escape(text)}</text>'
