@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from redis.asyncio import Redis
 
-from governor import Controller, bucket_library, bucket_redis, controller, lease
+from governor import Bucket, Controller, bucket_library, bucket_redis, controller, lease
 from tests.governing import Fleet, Pool
 from tests.integration import test_controller_faults as faults
 from tests.proxy import Proxy, proxy_to
@@ -44,13 +44,16 @@ def script(find: str, put: str) -> Callable[[pytest.MonkeyPatch], None]:
     return change
 
 
-async def _lowered_by_faith(_self: Controller) -> bool:
+async def _lowered_by_faith(_self: Controller, _bucket: Bucket, _to_per_s: float) -> bool:
     return True
 
 
 def never_lowers(patch: pytest.MonkeyPatch) -> None:
     """Believe that the row is at the floor."""
-    assert inspect.iscoroutinefunction(Controller._lowered)  # noqa: SLF001 - what is broken
+    replaced = inspect.signature(Controller._lowered)  # noqa: SLF001 - what is broken
+    assert len(replaced.parameters) == len(inspect.signature(_lowered_by_faith).parameters), (
+        "so must the mutant"
+    )
     patch.setattr(Controller, "_lowered", _lowered_by_faith)
 
 
