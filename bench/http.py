@@ -98,7 +98,7 @@ async def once(stage: Stage, contender: Contender, resources: list[str], rate: f
     log = stage.folder / contender.name
     with started([contender.work], stage.env | contender.env, log) as processes:
         await said_by_all(processes, log, "http.listening")
-        port = _port(said(log))
+        port = port_of(said(log))
         await _load(port, WARM_S, 0.0, resources)
         load, before = os.getloadavg()[0], stage.cpu([processes[0].pid])
         ended = await _load(port, SECONDS, rate, resources)
@@ -118,7 +118,8 @@ async def once(stage: Stage, contender: Contender, resources: list[str], rate: f
     }
 
 
-def _port(log: str) -> int:
+def port_of(log: str) -> int:
+    """Answer the port that an API process told its log."""
     events = (json.loads(line) for line in log.splitlines() if "http.listening" in line)
     return int(next(events)["port"])
 

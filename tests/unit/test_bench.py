@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import drain, enqueue, governed, idle, lag, quick, report, show
+from bench import churn, drain, enqueue, governed, idle, lag, quick, report, show
 from bench.figures import figure, paired_ratio, percentile
 from bench.governed import judge
 from bench.proc import cpu_s, parse_stat, said, started
@@ -311,3 +311,27 @@ def test_a_clearance_is_compared_within_its_course() -> None:
     assert (
         len(drawn.findall("{*}polyline")) == 3 + 5 + 5
     )  # allowances but of the shop alone, what is left, latencies
+
+
+def _seen(shop: str, minute: float, dead: int, vacuums: int) -> dict[str, Any]:
+    sizes = dict.fromkeys(("holds", "holds_indexes", "resources", "outbox"), 2_000_000)
+    memory = dict.fromkeys(("worker_mb", "api_mb", "postgres_mb", "redis_mb"), 50.0)
+    counts = {"vacuums": vacuums, "resources_vacuums": 9, "outbox_vacuums": 1}
+    return {"contender": shop, "minute": minute, "dead": dead, "page_us": 900.0, **sizes, **memory, **counts}
+
+
+def test_churn_shows_both_shops_evenly_and_the_most_that_was_dead() -> None:
+    """A few looks stand for all of them; the most does not have to be among those."""
+    runs = [_seen("ours", minute, dead, minute) for minute, dead in enumerate([10, 70, 20, 40, 30, 50, 60])]
+    runs += [_seen("defaults", 1, 500, 0)]
+    seen = churn.view(Result("churn", {"minutes": 2}, runs, {}, ""))
+    assert [row[:4] for row in seen.rows][-2:] == [
+        ["expiry's settings", "6", "60", "2.00"],
+        ["PostgreSQL's defaults", "1", "500", "2.00"],
+    ]
+    assert seen.notes == [
+        "expiry's settings: at most 70 dead holds; autovacuums: 6 of holds, 9 of resources, 1 of outbox.",
+        "PostgreSQL's defaults: at most 500 dead holds; autovacuums: 0 of holds, 9 of resources, 1 of outbox.",
+    ]
+    drawn = ET.fromstring(seen.picture)  # noqa: S314 - our own
+    assert len(drawn.findall("{*}polyline")) == 3 * 2
